@@ -10,7 +10,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 
 from lmi.settings.properties import read
 from lmi.settings.table import OPTIONS
+from lmi.shared.machine import Machine
 from lmi.types import GenerationRequest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -315,6 +316,7 @@ def test_the_example_names_every_option() -> None:
 def test_the_defaults_that_the_example_names_are_the_defaults(tmp_path: Path) -> None:
     from lmi.settings.properties import parse
     from lmi.settings.resolve import resolve
+    from lmi.settings.start import StartInputs
 
     example = ROOT / "serving.properties"
     uncommented = "\n".join(
@@ -323,8 +325,9 @@ def test_the_defaults_that_the_example_names_are_the_defaults(tmp_path: Path) ->
     )
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "config.json").write_text("{}")
-    as_it_is = resolve(read(example), {}, {}, folder=tmp_path)
-    spelled_out = resolve(parse(uncommented), {}, {}, folder=tmp_path)
+    start = StartInputs(folder=tmp_path, machine=Machine.here({}))
+    as_it_is = resolve(replace(start, properties=read(example)))
+    spelled_out = resolve(replace(start, properties=parse(uncommented)))
 
     assert as_it_is.config == spelled_out.config
     assert spelled_out.warnings == ()

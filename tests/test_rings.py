@@ -60,6 +60,7 @@ ANNEXES = {
         "lmi.settings.placement",
         "lmi.settings.ports",
         "lmi.settings.served_folder",
+        "lmi.settings.server_choice",
     ),
     "cores": ("lmi.supervisor.cores",),
     "other_names": (
@@ -96,7 +97,7 @@ ARROWS = {
     "access": {"options"},
     "adapters": {"description", "desired_state", "models", "openai", "secure_mode", "sources"},
     "anthropic": {"description", "guides", "openai"},  # both answer chats
-    "choice": {"gguf", "options", "sources", "user_code"},
+    "choice": {"gguf", "options", "sources"},
     "commands": {"client", "gateway", "options", "other_names", "sources"},
     "description": {  # the whole document names all of them, and each is described in its words
         *("adapters", "anthropic", "batch", "embeddings", "metrics", "models", "openai"),
@@ -120,10 +121,10 @@ ARROWS = {
     "other_names": {"choice", "options"},
     "pages": {"description", "metrics"},
     "responses": {"description", "guides", "openai"},
-    "secure_mode": {"user_code"},
+    "secure_mode": {"choice", "user_code"},
     "sources": {"gguf", "start"},
-    "start": {"choice", "options", "sources"},
-    "strangers": {"choice", "other_names", "secure_mode", "sources", "user_code"},
+    "start": {"options", "sources"},
+    "strangers": {"other_names", "secure_mode", "sources", "user_code"},
     "tgi": {"description", "guides"},
     "tracing": {"metrics"},
     "triton": {"beams", "description", "guides"},
@@ -144,6 +145,7 @@ JOINTS = {
     *(
         "lmi.settings.config",
         "lmi.settings.resolve",
+        "lmi.settings.steps",
         "lmi.supervisor.kinds",
         "lmi.supervisor.running_model",
         "lmi.supervisor.supervisor",
@@ -162,11 +164,12 @@ JOINTS_WITH_USER_CODE = {
     "lmi.server.service",
     "lmi.settings.config",
     "lmi.settings.resolve",
+    "lmi.settings.steps",
     "lmi.supervisor.running_model",
 }
 # Tokens of Python without comments and docstrings, so that nobody saves lines by packing them. A
 # change that needs more raises a number and says why.
-MAX_TOKENS_OF_THE_HOUSE = 94_000
+MAX_TOKENS_OF_THE_HOUSE = 95_400
 MAX_TOKENS = 400_500
 MAX_TOKENS_A_LINE = 8.5
 OURS = {

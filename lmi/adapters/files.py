@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +17,7 @@ from lmi.settings.kinds import is_true
 from lmi.shared.desired_state import Entry, Folder, State, check_name, key
 
 if TYPE_CHECKING:
-    from lmi.settings.config import Config
-    from lmi.settings.handler import Handler
-    from lmi.settings.values import Values
+    from lmi.settings.steps import Resolution
 
 # Beside the model or serving.properties, with one folder for each adapter, named after it.
 FOLDER = "adapters"
@@ -69,32 +66,38 @@ def is_enabled(options: Mapping[str, str]) -> bool:
     return is_true(options.get(OPTION.removeprefix("option."), ""))
 
 
-def with_adapters(config: Config, values: Values, handler: Handler) -> Config:
-    """Add the adapters beside the model or serving.properties to settings, or warn that they are
-    not loaded.
+def choose_adapters(resolution: Resolution) -> None:
+    """Choose the adapters beside the model or serving.properties, or warn that they are not
+    loaded.
     """
     from lmi.settings import secure_mode
+    from lmi.settings.config import ModelConfig, ServerConfig
 
-    parents = (values.folder, Path(config.model.path))
+    values = resolution.values
+    resolution.adapters = {}
+    parents = (resolution.start.folder, resolution.path)
     places = dict.fromkeys(parent.resolve() / FOLDER for parent in parents if parent)
     paths = [path for place in places if place.is_dir() for path in sorted(place.iterdir())]
     folders = [path for path in paths if path.is_dir() and not path.name.startswith(".")]
-    if not folders or config.is_user_code:
-        return config
+    if not folders or resolution.is_user_code:
+        return
 
-    if not is_enabled(config.engine.options) or OPTION in handler.unused:
+    unused = resolution.chosen_engine.handler.unused
+    if not is_enabled(resolution.engine_options) or OPTION in unused:
         values.warn(
             f"the adapters in {folders[0].parent} are not loaded: {OPTION}=true loads them, on an "
             "engine that has adapters"
         )
-        return config
+        return
 
+    server = ServerConfig(**values.fields("server"))
     for folder in folders:
-        secure_mode.check_adapter(config.server, folder, folder.parent.parent)
-        check_files(folder, allow_pickle=config.engine.allow_pickle)
+        secure_mode.check_adapter(server, folder, folder.parent.parent)
+        check_files(folder, allow_pickle=values.final("option.allow_pickle"))
 
-    adapters = _by_name(folders, config.model.names)
-    return replace(config, model=replace(config.model, adapters=adapters))
+    aliases = values.final("option.model_alias")
+    model = ModelConfig(path="", name=values.final("option.model_name"), aliases=aliases)
+    resolution.adapters = _by_name(folders, model.names)
 
 
 def _by_name(folders: Iterable[Path], names_of_model: Container[str]) -> dict[str, str]:

@@ -22,10 +22,11 @@ from lmi.settings.properties import read
 from lmi.settings.resolve import Resolved, resolve
 from lmi.settings.secure_mode import CONTROLS_KEY, SWITCH
 from lmi.settings.served_folder import find_folder
+from lmi.settings.start import StartInputs
 from lmi.settings.strangers import ALLOWED
 from lmi.settings.table import MODEL, find, is_of_server
 from lmi.shared import machine
-from lmi.shared.machine import MB
+from lmi.shared.machine import MB, Machine
 from lmi.shared.model_files import facts
 from lmi.sources.source import unreadable
 
@@ -73,9 +74,17 @@ def resolve_model(
     flags |= _of_server(server)
     # Of the names of other images the log tells at the start.
     environ = {name: text for name, text in environ.items() if not is_of_other_image(name)}
-    resolved = resolve(
-        properties, environ, flags, folder=folder, cwd=folder, untrusted=[folder], counts=_counts
+    start = StartInputs(
+        folder=folder,
+        cwd=folder,
+        machine=Machine.here(environ),
+        untrusted=[folder],
+        properties=properties,
+        environ=environ,
+        flags=flags,
+        counts=_counts,
     )
+    resolved = resolve(start)
 
     model = resolved.config.model
     if resolved.request is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lmi.errors import BadConfiguration, ModelUnusable, cause_line
+from lmi.settings.steps import Resolution
 from lmi.settings.values import Values
 from lmi.shared.model_files import read_bounded
 
@@ -110,11 +111,17 @@ def reads_tools(template: str) -> bool:
     return False
 
 
-def choose_forms(values: Values, folder: Path) -> bool:
-    """Choose the forms of calls and thoughts that were not given, and say which.
-
-    Return whether the server itself tells the model of tools, because its template does not.
+def choose_forms(resolution: Resolution) -> None:
+    """Choose the forms of calls and thoughts that were not given, where the model's files are here,
+    and whether the server itself tells the model of tools, because its template does not.
     """
+    resolution.tells_tools = False
+    if resolution.is_model_here and not resolution.is_user_code:
+        resolution.tells_tools = _choose_forms(resolution.values, resolution.path)
+
+
+def _choose_forms(values: Values, folder: Path) -> bool:
+    """Choose the forms, and say which. Returns whether the server itself tells of tools."""
     templates: dict[str, str] = {}
     # Whoever loads the templates reports a fault.
     with suppress(BadConfiguration, ModelUnusable):

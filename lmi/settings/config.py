@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from lmi.settings import annexes, kinds
 from lmi.settings.kinds import Kind, choice, integer, matching
 from lmi.settings.listeners import PORT, ListenersConfig
-from lmi.settings.option import PICKLES, REMOTE_CODE, option
+from lmi.settings.option import PICKLES, REMOTE_CODE, Choice, option
 from lmi.user_code.options import FormsConfig, RequirementsConfig, UserCodeConfig, UserCodeOptions
+
+if TYPE_CHECKING:
+    from lmi.shared.machine import Machine
 
 MEGABYTES = Kind(
     "a whole number of megabytes; 0: 1 GiB",
@@ -37,6 +40,19 @@ LOG_LEVEL = choice(
     **NUMBERED_LEVELS,
     **{"warn": "WARNING", "critical": "ERROR"},
 )
+
+
+MAX_BODY_MEMORY = 256 << 20
+# Bodies may take such a part of the memory, where that is less.
+BODIES_PART = 8
+
+
+def _part_for_bodies(machine: Machine) -> Choice | None:
+    part = machine.memory_bytes // BODIES_PART
+    if part >= MAX_BODY_MEMORY:
+        return None
+
+    return Choice(part, f"1/{BODIES_PART} of the memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +78,7 @@ class RequestsConfig:
         own_kinds={"SAGEMAKER_MAX_PAYLOAD_IN_MB": MEGABYTES},
     )
     """bytes of a request's body; more are answered 413"""
-    max_body_memory: int = option(256 << 20, kinds.SIZE)
+    max_body_memory: int = option(MAX_BODY_MEMORY, kinds.SIZE, choose=_part_for_bodies)
     """bytes of all large requests in one front end: bodies, and what engines have not begun to
     answer; more are 503
     """
@@ -108,9 +124,16 @@ class LogConfig:
     """
 
 
+HOST = matching("a host name or address", r"[A-Za-z0-9.:_-]{1,253}")
+
+
+def _address_in_container(machine: Machine) -> Choice | None:
+    return Choice("0.0.0.0", "this is a container") if machine.is_container else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class AddressConfig:
-    host: str = option("127.0.0.1", matching("a host name or address", r"[A-Za-z0-9.:_-]{1,253}"))
+    host: str = option("127.0.0.1", HOST, choose=_address_in_container)
     """address to listen on; nothing: this machine only, in a container every address"""
     port: int = option(
         8080,
@@ -121,11 +144,16 @@ class AddressConfig:
     """port; 0: any free one"""
 
 
+def _half_of_the_cores(machine: Machine) -> Choice:
+    number = min(4, max(1, machine.num_cores // 2))
+    return Choice(number, "half of the cores, 1 to 4")
+
+
 @dataclass(frozen=True, kw_only=True)
 class FrontEndsConfig:
     """How many front ends there are, and how much waits for them."""
 
-    frontend_workers: int = option(1, integer(1, 256))
+    frontend_workers: int = option(1, integer(1, 256), choose=_half_of_the_cores)
     """front-end processes"""
     job_queue_size: int = option(1000, names="MAX_CONCURRENT_REQUESTS")
     """waiting sequences of the model; more are refused (503; 429 at OpenAI's and TGI's APIs, 529 at

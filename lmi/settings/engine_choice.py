@@ -1,21 +1,21 @@
 """Chooses the engine, its replicas and their devices, from the engines' records."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
-from lmi.settings.given import Given
-from lmi.settings.handler import USER_CODE, Auto, Handler, installed
+from lmi.settings.handler import USER_CODE, Auto, ChosenEngine, Handler, installed
+from lmi.settings.steps import Resolution
 from lmi.settings.table import find
 from lmi.settings.values import Values
 from lmi.shared.machine import Machine
-from lmi.user_code.options import UserCodeConfig
 
 # The dynamic-batch schema, over any engine.
 NO_ROLLING_BATCH = "disable"
 KEY = "option.rolling_batch"
 BATCH = "option.max_rolling_batch_size"
+BEAMS = "option.max_beam_width"
 TENSOR = "option.tensor_parallel_degree"
 PIPELINE = "option.pipeline_parallel_degree"
 # Values of option.task; the checkpoint says which of them the model is for.
@@ -40,24 +40,23 @@ ENGINES_ELSEWHERE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenEngine:
-    """The engine that was chosen. If the choice was refused, it is the one that the
-    option named.
-    """
-
-    name: str
-    handler: Handler
-    reason: str = ""
-    has_dynamic_batch: bool = False
-
-
-def choose_engine(values: Values, code: UserCodeConfig | None) -> ChosenEngine:
+def choose_engine(resolution: Resolution) -> None:
+    """Choose the engine that an option names, the one for this machine, or user code."""
+    code = resolution.code
     if code is not None and code.handler is not None:
-        return ChosenEngine("python", USER_CODE, f"{code.path} has a function {code.handler}")
+        reason = f"{code.path} has a function {code.handler}"
+        resolution.chosen_engine = ChosenEngine("python", USER_CODE, reason)
+        return
 
-    machine = values.machine
-    handlers = values.handlers
+    resolution.chosen_engine = _engine(resolution.values)
+
+
+def _engine(values: Values) -> ChosenEngine:
+    """Return the engine that the options ask for. One that lacks what they ask for is replaced by
+    one for GPUs, if such an engine is installed.
+    """
+    start = values.start
+    handlers = start.handlers
     word: str = values.given(KEY, "auto")
     asynchronous = _asynchronous(values) if word.lower() == NO_ROLLING_BATCH else ""
     if asynchronous:
@@ -65,7 +64,7 @@ def choose_engine(values: Values, code: UserCodeConfig | None) -> ChosenEngine:
         word = "auto"
 
     try:
-        name, reason = choose_handler(word, machine, handlers)
+        name, reason = choose_handler(word, start.machine, handlers)
     except BadConfiguration as error:
         values.refuse(KEY, str(error))
         return ChosenEngine(word, handlers.get(word, Handler(load="")))
@@ -115,58 +114,30 @@ def choose_handler(text: str, machine: Machine, handlers: Mapping[str, Handler])
     raise BadConfiguration(", ".join(words) + _why_not(word, handlers))
 
 
-def fit(values: Values, engine: ChosenEngine) -> EngineConfig:
-    """Choose the engine's options, its accelerators and how many replicas there are. Returns its
-    settings.
+def settle_engine(resolution: Resolution) -> None:
+    """Put the engine's name in the place of the word that was given. Warn of what its user must
+    know.
     """
+    values = resolution.values
+    engine = resolution.chosen_engine
     if engine.handler.caveat:
         values.warn(f"{engine.name}: {engine.handler.caveat}")
 
     values.settle(KEY, engine.name, engine.reason)
-    _read_meanings(values, engine.handler)
-    if engine.handler is not USER_CODE:
-        _choose_defaults(values, engine)
-
-    max_sequences = values.final(BATCH)
-    beams = "option.max_beam_width"
-    if max_sequences is not None and values.final(beams) > max_sequences:
-        if beams in values:
-            values.refuse(beams, f"at most {BATCH}, {max_sequences}")
-
-        values.choose(beams, max_sequences, BATCH)
-
-    config = _with_replicas(values, engine.handler, _choose_gpus(values))
-    if engine.handler is not USER_CODE:
-        _check_task(values, engine.handler)
-
-    return config
 
 
-def _check_task(values: Values, handler: Handler) -> None:
-    """Refuse a task that no engine here has, or that this engine has not."""
-    task = _task(values)
-    if task == OF_IMAGES and not handler.reads_images:
-        engines = [name for name, handler in values.handlers.items() if handler.reads_images]
-        able = " or ".join(engines)
-        values.refuse(
-            TASK,
-            f"{', '.join(TASKS)}; {OF_IMAGES} with option.rolling_batch={able}, once installed",
-        )
-    elif task not in (*TASKS, OF_IMAGES):
-        only = "engines here generate text or give embeddings, and do nothing else; a model.py can"
-        values.refuse(TASK, f"{', '.join((*TASKS, OF_IMAGES))} ({only})")
-
-
-def _read_meanings(values: Values, handler: Handler) -> None:
+def read_meanings(resolution: Resolution) -> None:
     """Read each option that means another one of the table as that one. Note what others set, and
     what is not used.
     """
+    values = resolution.values
+    handler = resolution.chosen_engine.handler
     for key, target in handler.means.items():
         if key not in values:
             continue
 
         if find(target) is None:
-            values.chosen[key] = (values.given(key), f"sets {target}")
+            values.explain(key, f"sets {target}")
             continue
 
         if key in handler.wins and target in values:
@@ -175,24 +146,23 @@ def _read_meanings(values: Values, handler: Handler) -> None:
                     f"{values.how_given(target).place}: {values.how_given(key).place} counts"
                 )
 
-            del values.picked[target]
+            values.drop(target)
 
-        candidates: list[Given] = []
-        for rival in (key, target):
-            winner = values.picked.pop(rival, None)
-            if winner is not None:
-                candidates += [winner.given, *winner.shadowed]
-
-        values.pick([replace(candidate, key=target) for candidate in candidates])
+        values.read_as(key, target)
 
     for key in handler.unused.keys() & values.picked.keys():
-        values.chosen[key] = (values.given(key), "not used")
+        values.explain(key, "not used")
 
 
-def _choose_defaults(values: Values, engine: ChosenEngine) -> None:
+def choose_engine_defaults(resolution: Resolution) -> None:
     """Apply the engine's defaults, and `batch_size` in dynamic batching; note each of its options
     without effect.
     """
+    values = resolution.values
+    engine = resolution.chosen_engine
+    if engine.handler is USER_CODE:
+        return
+
     for key, value in engine.handler.defaults.items():
         values.choose(key, value, f"default of {engine.name}")
 
@@ -208,26 +178,64 @@ def _choose_defaults(values: Values, engine: ChosenEngine) -> None:
             values.note(f"{values.how_given(key).place}: {reason}")
 
 
-def _with_replicas(values: Values, handler: Handler, gpus: tuple[str, ...]) -> EngineConfig:
-    """Return the engine's settings with as many replicas as fit, and with a number for a degree of
-    `max`.
+def bound_beams(resolution: Resolution) -> None:
+    """Let a beam search have no more beams than sequences run at once."""
+    values = resolution.values
+    max_sequences = values.final(BATCH)
+    if max_sequences is None or values.final(BEAMS) <= max_sequences:
+        return
+
+    if BEAMS in values:
+        values.refuse(BEAMS, f"at most {BATCH}, {max_sequences}")
+
+    values.choose(BEAMS, max_sequences, BATCH)
+
+
+def choose_gpus(resolution: Resolution) -> None:
+    """Choose the GPUs that replicas may have: all that are visible, or those that options name."""
+    values = resolution.values
+    visible = resolution.start.machine.gpus
+    device = values.final("option.device")
+    if device == "cuda" and not visible:
+        values.refuse("option.device", "auto or cpu, since no GPU is visible")
+
+    gpus = () if device == "cpu" else visible
+    resolution.gpus = gpus
+    numbers = values.given("load_on_devices")
+    if numbers is None:
+        return
+
+    if any(int(number) >= len(gpus) for number in numbers):
+        allowed = f"* or numbers below {len(gpus)}" if gpus else "*, since no GPU is used"
+        values.refuse("load_on_devices", allowed)
+        return
+
+    resolution.gpus = tuple(gpus[int(number)] for number in numbers)
+
+
+def place_replicas(resolution: Resolution) -> None:
+    """Choose a number for a degree of `max`, and as many replicas as fit. Refuse what the engine
+    cannot run with.
     """
+    values = resolution.values
+    handler = resolution.chosen_engine.handler
+    gpus = resolution.gpus
+    # Where a fault follows, later steps find one replica.
+    resolution.num_engines = 1
+    resolution.device_ids = gpus
     if values.given(TENSOR) == "max":
         max_degree = 1 if handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
         values.settle(TENSOR, max_degree, f"max of {len(gpus)} GPUs")
 
-    options: dict[str, str] = {}
-    for key, winner in values.picked.items():
-        if key.startswith("option.") and find(key) is None:
-            options[key.removeprefix("option.")] = winner.value
-
-    config = EngineConfig(device_ids=gpus, options=options, **values.fields("engine"))
+    config = EngineConfig(
+        device_ids=gpus, options=_options_without_row(values), **values.fields("engine")
+    )
     refused = handler.check(config)
     for key, allowed in refused.items():
         values.refuse(key, allowed)
 
     if refused.keys() & {TENSOR, PIPELINE}:
-        return config
+        return
 
     gpus_each = config.num_ranks_here(values.final(TENSOR) * values.final(PIPELINE))
     # On a cluster the GPUs of this machine are no limit, which 0 says.
@@ -240,10 +248,21 @@ def _with_replicas(values: Values, handler: Handler, gpus: tuple[str, ...]) -> E
     except BadConfiguration as error:
         keys = [key for key in ("minWorkers", "maxWorkers") if key in values]
         sources = ", ".join(values.how_given(key).source for key in keys)
-        values.faults.append(f"{error} ({sources})" if sources else str(error))
-        return config
+        values.fail(f"{error} ({sources})" if sources else str(error))
+        return
 
-    return replace(config, num_engines=number, device_ids=gpus[: number * gpus_each])
+    resolution.num_engines = number
+    resolution.device_ids = gpus[: number * gpus_each]
+
+
+def _options_without_row(values: Values) -> dict[str, str]:
+    """Return the given options that no field is, by name without `option.`."""
+    options: dict[str, str] = {}
+    for key, winner in values.picked.items():
+        if key.startswith("option.") and find(key) is None:
+            options[key.removeprefix("option.")] = winner.value
+
+    return options
 
 
 def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None) -> int:
@@ -270,23 +289,25 @@ def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None
     return min(fit, high or fit)
 
 
-def _choose_gpus(values: Values) -> tuple[str, ...]:
-    machine = values.machine
-    device = values.final("option.device")
-    numbers = values.given("load_on_devices")
-    if device == "cuda" and not machine.gpus:
-        values.refuse("option.device", "auto or cpu, since no GPU is visible")
+def check_task(resolution: Resolution) -> None:
+    """Refuse a task that no engine here has, or that this engine has not."""
+    values = resolution.values
+    handler = resolution.chosen_engine.handler
+    if handler is USER_CODE:
+        return
 
-    gpus = () if device == "cpu" else machine.gpus
-    if numbers is None:
-        return gpus
-
-    if any(int(number) >= len(gpus) for number in numbers):
-        allowed = f"* or numbers below {len(gpus)}" if gpus else "*, since no GPU is used"
-        values.refuse("load_on_devices", allowed)
-        return gpus
-
-    return tuple(gpus[int(number)] for number in numbers)
+    task = _task(values)
+    if task == OF_IMAGES and not handler.reads_images:
+        handlers = values.start.handlers
+        engines = [name for name, handler in handlers.items() if handler.reads_images]
+        able = " or ".join(engines)
+        values.refuse(
+            TASK,
+            f"{', '.join(TASKS)}; {OF_IMAGES} with option.rolling_batch={able}, once installed",
+        )
+    elif task not in (*TASKS, OF_IMAGES):
+        only = "engines here generate text or give embeddings, and do nothing else; a model.py can"
+        values.refuse(TASK, f"{', '.join((*TASKS, OF_IMAGES))} ({only})")
 
 
 def _names(auto: Auto, handlers: Mapping[str, Handler]) -> list[str]:
@@ -344,7 +365,7 @@ def _task(values: Values) -> str:
 
 def _degree_of_several(values: Values) -> str:
     """Return the first option that gives a parallel degree over 1, as it was written, or ""."""
-    num_gpus = 0 if values.given("option.device") == "cpu" else len(values.machine.gpus)
+    num_gpus = 0 if values.given("option.device") == "cpu" else len(values.start.machine.gpus)
     for key in (TENSOR, PIPELINE):
         degree = values.given(key, 1)
         if degree == "max":

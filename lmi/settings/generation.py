@@ -20,10 +20,11 @@ from lmi.executor.checks import MAX_INT, int_fault, range_fault
 from lmi.settings.annexes import GENERATION_CONFIG, OWN_DEFAULTS
 from lmi.settings.config import GenerationDefaults
 from lmi.settings.kinds import local_path
+from lmi.settings.steps import Resolution
 from lmi.settings.values import Values
 from lmi.shared.model_files import read_bounded
 
-KEY = "option.generation_config"
+FILE_KEY = "option.generation_config"
 OVERRIDE = "option.override_generation_config"
 FILE_NAME = "generation_config.json"
 MAX_FILE_BYTES = 1 << 20
@@ -52,16 +53,17 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def check_options(values: Values) -> None:
+def check_options(resolution: Resolution) -> None:
     """Refuse a path without a readable file, and each value of the override that no request may
     have.
     """
+    values = resolution.values
     file = _named_file(values)
     if file is not None:
         try:
             _read(file)
         except ValueError as error:
-            values.refuse(KEY, f"{GENERATION_CONFIG.allowed} ({error})")
+            values.refuse(FILE_KEY, f"{GENERATION_CONFIG.allowed} ({error})")
 
     overrides = _overrides(values)
     for broken in _broken_values(overrides):
@@ -75,12 +77,17 @@ def check_options(values: Values) -> None:
         )
 
 
-def choose_defaults(values: Values, folder: Path) -> GenerationDefaults:
-    """Return the defaults for the model in a folder, after `check_options`. The operator gets a
-    note of what counts.
+def choose_defaults(resolution: Resolution) -> None:
+    """Choose the defaults of the model, none for user code. The operator gets a note of what
+    counts.
     """
+    if resolution.is_user_code:
+        resolution.generation_defaults = GenerationDefaults()
+        return
+
+    values = resolution.values
     named_file = _named_file(values)
-    of_file = _of_file(values, named_file or folder / FILE_NAME)
+    of_file = _of_file(values, named_file or resolution.path / FILE_NAME)
     overrides = _parameters(_overrides(values))
 
     sources: list[str] = []
@@ -100,20 +107,20 @@ def choose_defaults(values: Values, folder: Path) -> GenerationDefaults:
     if sources:
         where = "where a request to OpenAI's or Anthropic's APIs is silent"
         values.note(
-            f"{defaults.source}: {defaults} {where}; {KEY}=lmi leaves the file's values out"
+            f"{defaults.source}: {defaults} {where}; {FILE_KEY}=lmi leaves the file's values out"
         )
 
-    return defaults
+    resolution.generation_defaults = defaults
 
 
 def _named_file(values: Values) -> Path | None:
     """Return the file that the option names, or the one in the folder that it names, if any."""
-    text = values.final(KEY)
+    text = values.final(FILE_KEY)
     if text in ("auto", *OWN_DEFAULTS):
         return None
 
     files: list[Path] = []
-    for base in (values.folder or values.cwd, values.cwd):
+    for base in (values.start.folder or values.start.cwd, values.start.cwd):
         path = base / local_path(text)
         files.append(path / FILE_NAME if path.is_dir() else path)
 
@@ -129,7 +136,7 @@ def _overrides(values: Values) -> dict[str, Any]:
 
 def _of_file(values: Values, file: Path) -> dict[str, Any]:
     """Return the values of a file that may count, with a warning for each of the others."""
-    if values.final(KEY) in OWN_DEFAULTS or not file.is_file():
+    if values.final(FILE_KEY) in OWN_DEFAULTS or not file.is_file():
         return {}
 
     try:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from lmi.errors import ModelUnusable
 from lmi.settings.given import OTHER_NAMES, Given
-from lmi.settings.handler import Handler, announced
+from lmi.settings.handler import ChosenEngine, announced
+from lmi.settings.start import StartInputs
 from lmi.settings.table import MODEL
-from lmi.settings.values import Values
 from lmi.sources.catalogue import CATALOGUE
 from lmi.sources.gguf.find import gguf_path, only_file, opened_before
 from lmi.sources.source import GGUF, parse
@@ -22,11 +22,11 @@ def is_gguf(text: str) -> bool:
     return text.startswith("/") and text.endswith(GGUF)
 
 
-def with_files(givens: list[Given], values: Values) -> list[Given]:
+def with_files(givens: list[Given], start: StartInputs) -> list[Given]:
     """Return `givens` with the absolute path of each GGUF file that one of them means, and with
     that of the served folder, if nothing names a model.
     """
-    folders = (values.folder or values.cwd, values.cwd)
+    folders = (start.folder or start.cwd, start.cwd)
     placed_givens = []
     names_model = False
     for entry in givens:
@@ -38,10 +38,10 @@ def with_files(givens: list[Given], values: Values) -> list[Given]:
 
         placed_givens.append(entry)
 
-    if values.folder is None or names_model:
+    if start.folder is None or names_model:
         return placed_givens
 
-    file = only_file(values.folder)
+    file = only_file(start.folder)
     if file is not None:
         placed_givens.append(Given.of(MODEL, str(file), "the folder", OTHER_NAMES))
 
@@ -71,15 +71,15 @@ def _fetched_file(text: str, download_dir: Path) -> Path | None:
     return None if folder is None else only_file(folder)
 
 
-def check_engine(missing: tuple[str, ...], name: str, handler: Handler) -> None:
+def check_engine(missing: tuple[str, ...], engine: ChosenEngine) -> None:
     """Raise ModelUnusable for a file that the chosen engine does not read."""
-    if handler.reads_gguf:
+    if engine.handler.reads_gguf:
         return
 
     for text in missing:
         if parse(text).names_gguf:
-            engines = announced().items()
-            readers = ", ".join(engine for engine, record in engines if record.reads_gguf)
+            records = announced().items()
+            readers = ", ".join(name for name, record in records if record.reads_gguf)
             raise ModelUnusable(
-                f"{text}: {name} does not read GGUF; option.rolling_batch may be {readers}"
+                f"{text}: {engine.name} does not read GGUF; option.rolling_batch may be {readers}"
             )

@@ -60,6 +60,11 @@ class Given:
         return cls(key, _printable(name)[:100], text.strip(), source, (layer, order))
 
     @property
+    def is_from_file(self) -> bool:
+        """Whether serving.properties gives it, which may come with the model."""
+        return self.rank[0] == FILE
+
+    @property
     def said(self) -> str:
         """How messages name it, with its value and source."""
         return f"{self.written}={self.shown} ({self.source})"

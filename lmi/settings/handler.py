@@ -114,6 +114,18 @@ class Handler:
 USER_CODE = Handler(load="")
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenEngine:
+    """The engine that was chosen. If the choice was refused, it is the one that the
+    option named.
+    """
+
+    name: str
+    handler: Handler
+    reason: str = ""
+    has_dynamic_batch: bool = False
+
+
 # The metadata of all installed packages is read once in a process.
 @cache
 def announced() -> Mapping[str, Handler]:

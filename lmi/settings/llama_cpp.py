@@ -12,8 +12,8 @@ from pathlib import Path
 
 from lmi.errors import shorten
 from lmi.settings.given import COMMAND_LINE, PLATFORM, Given
+from lmi.settings.steps import Resolution
 from lmi.settings.table import MODEL
-from lmi.settings.values import Values
 
 GGUF = ".gguf"
 PREFIX = "SM_LLAMA_CPP_"
@@ -104,15 +104,17 @@ def is_read(name: str) -> bool:
     return name in READ or UNREAD_MODEL.fullmatch(name) is not None
 
 
-def report(values: Values) -> None:
+def report(resolution: Resolution) -> None:
     """Report each variable that names a model in a way that is not read here."""
-    texts = _texts(values.environ)
+    values = resolution.values
+    start = resolution.start
+    texts = _texts(start.environ)
     unread = set(filter(UNREAD_MODEL.fullmatch, texts))
     if FILE_OF_REPOSITORY in texts and REPOSITORY not in texts:
         unread.add(FILE_OF_REPOSITORY)
 
     is_model_in_command = MODEL in values and values.how_given(MODEL).rank[0] == COMMAND_LINE
-    in_command = values.is_folder_asked or is_model_in_command
+    in_command = start.is_folder_asked or is_model_in_command
     for name in sorted(unread):
         fault = f"{name}={shorten(texts[name])}: names a model and is not read"
         if values.final("multi_model"):
@@ -120,7 +122,7 @@ def report(values: Values) -> None:
         elif in_command:
             values.warn(f"{fault}, so the model of the command line is served")
         else:
-            values.faults.append(
+            values.fail(
                 f"{fault}; write HF_MODEL_ID with OWNER/NAME:Q4_K_M, OWNER/NAME/FILE.gguf or the "
                 "path of a file in its place"
             )

@@ -1,42 +1,41 @@
 """Chooses the model of the served folder, or the one that options name."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from lmi.errors import ModelUnusable, shorten
-from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.given import FILE
 from lmi.settings.kinds import local_path
 from lmi.settings.model_names import choose_names, name_by_load_models, source_name
 from lmi.settings.served_folder import DEMO, demo_folder
 from lmi.settings.shown import Setting
+from lmi.settings.steps import Resolution
 from lmi.settings.table import MODEL, is_of_server
 from lmi.settings.values import Values
 from lmi.sources.source import GGUF, fault, listed
 
 
-def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -> Path:
-    """Choose the model and its names. Returns the model's folder as the options name it.
+def choose_model(resolution: Resolution) -> None:
+    """Choose the model and its names.
 
-    `missing` has the remote sources that were not fetched yet. Of user code that is the model the
-    folder may hold nothing else, because the code may load its files from anywhere. Raises
-    ModelUnusable, which names the option or says that none was given.
+    Of user code that is the model the folder may hold nothing else, because the code may load its
+    files from anywhere. Raises ModelUnusable, which names the option or says that none was given.
     """
+    values = resolution.values
     model_id = values.given(MODEL)
-    if model_id is not None and model_id in missing:
+    if model_id is not None and model_id in resolution.missing:
         choose_names(values, "", source_name(model_id))
-        return Path(model_id)
+        resolution.path = Path(model_id)
+        return
 
-    folder = values.folder
+    folder = resolution.start.folder
     try:
-        path = user_code_folders(values)[0] if is_user_code else _whole_model(values)
+        path = user_code_folders(values)[0] if resolution.is_user_code else _whole_model(values)
         name = DEMO if path == demo_folder() else Path(model_id or path).name
     except ModelUnusable as error:
         place = Setting.of(values, MODEL).source if MODEL in values else f"no {MODEL}"
         raise ModelUnusable(f"{error} ({place})") from None
 
     # The option's text of a fetched model is its folder, and the source has the name.
-    sources = {str(path): source for source, path in values.fetched.items()}
+    sources = {str(path): source for source, path in resolution.fetched.items()}
     if model_id in sources:
         name = source_name(sources[model_id])
 
@@ -45,18 +44,24 @@ def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -
     values.choose(MODEL, str(resolved_path), "the folder" if folder else "the built-in demo")
     loaded_name = name_by_load_models(values, folder or resolved_path)
     choose_names(values, loaded_name, name)
-    return path
+    resolution.path = path
+
+
+def check_model(resolution: Resolution) -> None:
+    """Raise ModelUnusable if the model's files are here and the engine cannot run them."""
+    if resolution.is_model_here:
+        resolution.chosen_engine.handler.check_model(resolution.path)
 
 
 def user_code_folders(values: Values) -> list[Path]:
     """Return the folders that may hold the model's code: the model's, then that of
     serving.properties.
     """
-    folder = values.folder
+    folder = values.start.folder
     try:
         path = _model_path(values)
     except ModelUnusable:
-        path = folder or values.cwd
+        path = folder or values.start.cwd
 
     if folder is None or folder == path:
         return [path]
@@ -83,8 +88,8 @@ def _whole_model(values: Values) -> Path:
 
 
 def _model_path(values: Values) -> Path:
-    folder = values.folder
-    cwd = values.cwd
+    folder = values.start.folder
+    cwd = values.start.cwd
     if MODEL not in values:
         return folder or demo_folder()
 
@@ -108,7 +113,7 @@ def _warn_of_other_models(values: Values, path: Path) -> None:
     if winner is None:
         return
 
-    folder = values.folder
+    folder = values.start.folder
     if folder is not None and folder.resolve() != path and (folder / "config.json").is_file():
         values.warn(f"{winner.given.place}: it is served and the model in {folder} is not")
 
@@ -117,23 +122,16 @@ def _warn_of_other_models(values: Values, path: Path) -> None:
             values.warn(f"{rival.said}: has no effect beside {winner.given.source}")
 
 
-def without_model(values: Values, flags: Mapping[str, str]) -> Config:
-    """Return the settings of a server with several models. Each model's are resolved when it is
-    loaded.
+def warn_of_models(resolution: Resolution) -> None:
+    """Warn of options of a model where the server starts without one. Nothing is fetched: each of
+    several models is resolved when it is loaded.
     """
+    values = resolution.values
+    resolution.missing = ()
     for winner in values.picked.values():
         if winner.given.key in (MODEL, "load_models"):
             values.warn(f"{winner.given.said}: not served, multi_model starts without a model")
-        elif winner.given.rank[0] == FILE and not is_of_server(winner.given.key):
+        elif winner.given.is_from_file and not is_of_server(winner.given.key):
             values.note(
                 f"{winner.given.place}: no effect with multi_model, each model has its own file"
             )
-
-    values.stop_at_faults()
-    of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
-    server = ServerConfig(
-        **values.fields("server"),
-        model_flags=of_models,
-        keeps_queue_short="max_queue_wait" not in values,
-    )
-    return Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig())

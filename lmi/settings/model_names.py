@@ -7,11 +7,13 @@ from lmi.errors import shorten
 from lmi.settings.annexes import NamedModel
 from lmi.settings.kinds import local_path
 from lmi.settings.served_folder import PLATFORM_FOLDER, find_folder
+from lmi.settings.steps import Resolution
 from lmi.settings.table import MODEL
 from lmi.settings.values import Values
 from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF
 
 NAME = "option.model_name"
+ALIASES = "option.model_alias"
 
 
 def choose_names(values: Values, loaded_name: str, name: str) -> None:
@@ -28,13 +30,11 @@ def choose_names(values: Values, loaded_name: str, name: str) -> None:
     first, reason = next(iter(reasons.items()), (model_name(name), "the model's last name"))
     values.choose(NAME, first, reason)
 
-    given_aliases = values.given("option.model_alias", ())
+    given_aliases = values.given(ALIASES, ())
     first = values.final(NAME)
     aliases = tuple(alias for alias in (*given_aliases, *reasons) if alias != first)
     if aliases != given_aliases:
-        values.settle(
-            "option.model_alias", tuple(dict.fromkeys(aliases)), "further names that were given"
-        )
+        values.settle(ALIASES, tuple(dict.fromkeys(aliases)), "further names that were given")
 
 
 def name_by_load_models(values: Values, served: Path) -> str:
@@ -49,9 +49,9 @@ def name_by_load_models(values: Values, served: Path) -> str:
     for model in models[1:]:
         values.warn(f"{place}: one model is served, so {shorten(str(model), 300)} is not")
 
-    cwd = values.cwd
+    cwd = values.start.cwd
     folder = cwd / local_path(models[0].url)
-    if folder.is_dir() and find_folder(str(folder), cwd) != values.folder:
+    if folder.is_dir() and find_folder(str(folder), cwd) != values.start.folder:
         values.warn(f"{place}: the model in {served} is served and this is not")
         return ""
 
@@ -80,17 +80,19 @@ def model_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip("._-")[:128] or "model"
 
 
-def sources_of(values: Values, path: Path) -> tuple[str, ...]:
+def sources_of(resolution: Resolution) -> tuple[str, ...]:
     """Return what a client of vLLM calls the model: the text that names it, its folder, and the
     platform's folder.
     """
+    values = resolution.values
+    path = resolution.path
     names = [str(path), str(path.absolute())]
     if MODEL in values:
         text = values.how_given(MODEL).text
-        fetched_from = {str(folder): source for source, folder in values.fetched.items()}
+        fetched_from = {str(folder): source for source, folder in resolution.fetched.items()}
         names += [text, fetched_from.get(text, "")]
 
-    folder = values.folder
+    folder = resolution.start.folder
     if folder is not None:
         names.append(str(folder))
         if PLATFORM_FOLDER in (folder, *folder.parents):

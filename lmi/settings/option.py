@@ -10,11 +10,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
 from lmi.settings.kinds import Kind
+
+if TYPE_CHECKING:
+    from lmi.shared.machine import Machine
 
 Default = TypeVar("Default")
 # The controls of secure mode that refuse options.
@@ -22,6 +25,13 @@ SCRIPTS = "DISALLOW_CUSTOM_INFERENCE_SCRIPTS"
 PICKLES = "DISALLOW_PICKLE_FILES"
 REMOTE_CODE = "DISALLOW_TRUST_REMOTE_CODE"
 TEMPLATES = "DISALLOW_CHAT_TEMPLATE"
+
+
+class Choice(NamedTuple):
+    """A value that was chosen for an option, and the reason, which `lmi config` shows."""
+
+    value: Any
+    reason: str
 
 
 class Option(Struct, frozen=True):
@@ -67,6 +77,8 @@ class Option(Struct, frozen=True):
     # The control of secure mode that refuses every value but the default and harmless ones.
     refused_by: str = ""
     harmless: Callable[[Any], bool] = lambda value: False
+    choose: "Callable[[Machine], Choice | None]" = lambda machine: None
+    """Returns what counts on a machine where it was not given; None: the default."""
 
     @property
     def help(self) -> str:

@@ -14,9 +14,9 @@ from dataclasses import replace
 from lmi.errors import shorten
 from lmi.settings import llama_cpp
 from lmi.settings.annexes import MODELS, REASONING_FORMS, TOOL_CALL_FORMS
-from lmi.settings.engine_choice import ChosenEngine, is_for_embeddings
+from lmi.settings.engine_choice import is_for_embeddings
 from lmi.settings.given import Given
-from lmi.settings.handler import USER_CODE
+from lmi.settings.handler import USER_CODE, ChosenEngine
 from lmi.settings.kinds import LENGTH_OR_AUTO, WORDS
 from lmi.settings.listeners import ADDRESS
 from lmi.settings.other_servers import (
@@ -28,6 +28,7 @@ from lmi.settings.other_servers import (
     UNUSED,
     WRITE_INSTEAD,
 )
+from lmi.settings.steps import Resolution
 from lmi.settings.table import BY_KEY, MODEL, OPTIONS, find
 from lmi.settings.values import Values
 
@@ -267,10 +268,11 @@ def _positive(entry: Given) -> Given | None:
     return replace(entry, key=key, text=str(not WORDS[word]).lower())
 
 
-def settle_forms(values: Values) -> None:
+def settle_forms(resolution: Resolution) -> None:
     """Leave tool calls and reasoning in the text, with a warning, if their form is not read
     here.
     """
+    values = resolution.values
     for key, forms, instead in (
         ("option.tool_call_parser", TOOL_CALL_FORMS, "text"),
         ("option.reasoning_parser", REASONING_FORMS, None),
@@ -286,13 +288,15 @@ def settle_forms(values: Values) -> None:
         values.settle(key, instead, "not read here")
 
 
-def other_options(values: Values, engine: ChosenEngine) -> dict[str, str]:
-    """Return the options for the engine, by name without `option.`. Reports every key that the
+def choose_engine_options(resolution: Resolution) -> None:
+    """Choose the options for the engine, by name without `option.`. Reports every key that the
     engine does not use.
 
     They are options without a row, those of the table that engines read themselves, and each length
     of auto that this engine knows.
     """
+    values = resolution.values
+    engine = resolution.chosen_engine
     keys_of_engine = engine.handler.option_keys()
     options: dict[str, str] = {}
     for key, winner in values.picked.items():
@@ -310,20 +314,22 @@ def other_options(values: Values, engine: ChosenEngine) -> dict[str, str]:
 
     # What was given counts, also where it contradicts the task.
     if is_for_embeddings(values):
-        return {**engine.handler.embedding_options, **options}
+        options = {**engine.handler.embedding_options, **options}
 
-    return options
+    resolution.engine_options = options
 
 
-def warn_of_some_engines(values: Values, engine: ChosenEngine) -> None:
+def warn_of_some_engines(resolution: Resolution) -> None:
     """Warn of each option of the table that has no effect on this engine."""
+    values = resolution.values
+    handler = resolution.chosen_engine.handler
     for option in OPTIONS:
         key = option.key
         is_given = values.given(key, option.default) != option.default
-        if not option.otherwise or not is_given or key in engine.handler.uses:
+        if not option.otherwise or not is_given or key in handler.uses:
             continue
 
-        users = [name for name, handler in values.handlers.items() if key in handler.uses]
+        users = [name for name, other in values.start.handlers.items() if key in other.uses]
         effect = f"has an effect on {' or '.join(users)} alone, {option.otherwise}"
         values.warn(f"{values.how_given(key).place}: {effect}")
 
@@ -358,7 +364,7 @@ def _report_unknown(entry: Given, values: Values, keys_of_engine: frozenset[str]
     nearest = closest(entry.key, keys_of_engine or ())
     if entry.key.startswith("option.") and values.final("option.strict"):
         hint = f"; {meaning}" if meaning else nearest
-        values.faults.append(f"{entry.place}: unknown option, and option.strict is true{hint}")
+        values.fail(f"{entry.place}: unknown option, and option.strict is true{hint}")
         return
 
     warning = f"{entry.place}: {meaning or f'unknown option{nearest}'}"
@@ -393,36 +399,37 @@ def is_of_other_image(name: str) -> bool:
     return name in NAMES or (name.startswith(PREFIXES) and name not in OF_SUPERVISORD)
 
 
-def report_unread_models(values: Values) -> None:
+def report_unread_models(resolution: Resolution) -> None:
     """Report names of a model that nothing here reads. They end the start where another model would
     be served.
     """
+    values = resolution.values
     texts: dict[str, str] = {}
-    for name, text in values.environ.items():
+    for name, text in values.start.environ.items():
         if text.strip():
             texts[name] = shorten(text)
 
-    llama_cpp.report(values)
-    is_demo = values.folder is None and MODEL not in values and not values.final("multi_model")
-    if not is_demo:
+    names_model = values.start.folder is not None or MODEL in values
+    if names_model or values.final("multi_model"):
         return
 
     instead = (
         "write HF_MODEL_ID with OWNER/NAME or a folder in its place; lmi serve demo serves the demo"
     )
     for name in sorted(MODEL_ELSEWHERE & texts.keys()):
-        values.faults.append(f"{name}={texts[name]}: names a model and is not read; {instead}")
+        values.fail(f"{name}={texts[name]}: names a model and is not read; {instead}")
 
     for key, winner in values.picked.items():
         if find(key) is None and MODEL_KEY.fullmatch(key):
-            values.faults.append(f"{winner.given.said}: names a model and is not read; {instead}")
+            values.fail(f"{winner.given.said}: names a model and is not read; {instead}")
 
 
-def report_unused_variables(values: Values) -> None:
+def report_unused_variables(resolution: Resolution) -> None:
     """Say of each variable that other servers read and this one does not what to write, or that it
     has no effect.
     """
-    names = {name for name, text in values.environ.items() if text.strip()}
+    values = resolution.values
+    names = {name for name, text in values.start.environ.items() if text.strip()}
     for name in sorted(names & WRITE_INSTEAD.keys()):
         values.warn(f"{name}: has no effect here, {WRITE_INSTEAD[name]}")
 
@@ -435,7 +442,7 @@ def report_unused_variables(values: Values) -> None:
         values.note(f"{SUBMIT_DIRECTORY}: has no effect here")
 
     port = values.final("port")
-    other_port = values.environ.get("PORT", "").strip()
+    other_port = values.start.environ.get("PORT", "").strip()
     if other_port and other_port != str(port):
         values.warn(
             f"PORT={shorten(other_port)}: has no effect here, SERVING_PORT is the port, which is "
@@ -447,10 +454,10 @@ def _report_program(values: Values) -> None:
     """Warn of a program that is there and not run. JumpStart names one for every model, also where
     no such file comes along.
     """
-    program = values.environ[PROGRAM].strip()
+    program = values.start.environ[PROGRAM].strip()
     is_there = False
-    if values.folder is not None:
-        paths = (values.folder / program, values.folder / "code" / program)
+    if values.start.folder is not None:
+        paths = (values.start.folder / program, values.start.folder / "code" / program)
         is_there = any(path.is_file() for path in paths)
 
     report = f"{PROGRAM}={shorten(program)}: {PROGRAM_INSTEAD}"
@@ -460,30 +467,35 @@ def _report_program(values: Values) -> None:
         values.note(report)
 
 
-def note_variables_of_engines(values: Values, engine: ChosenEngine) -> None:
+def note_variables_of_engines(resolution: Resolution) -> None:
     """Note variables that only the library of an engine reads which does not run."""
-    for name in values.handlers:
+    values = resolution.values
+    engine = resolution.chosen_engine
+    environ = resolution.start.environ
+    for name in resolution.start.handlers:
         if name == engine.name:
             continue
 
         prefix = f"{name.upper().replace('-', '_')}_"
-        unread = sorted(variable for variable in values.environ if variable.startswith(prefix))
+        unread = sorted(variable for variable in environ if variable.startswith(prefix))
         if unread:
             values.note(
                 f"{', '.join(unread)}: no effect on {engine.name}, only {name} reads such variables"
             )
 
-    unread = sorted(variable for variable in values.environ if variable.startswith("SGLANG_"))
+    unread = sorted(variable for variable in environ if variable.startswith("SGLANG_"))
     if unread:
         values.note(f"{', '.join(unread)}: no effect here, only SGLang reads such variables")
 
 
-def report_variables(values: Values) -> None:
+def report_variables(resolution: Resolution) -> None:
     """Warn of variables of other images, whose values may be secrets, and note SageMaker's that set
     no option.
     """
+    values = resolution.values
+    environ = resolution.start.environ
     of_images: list[str] = []
-    for name in sorted(values.environ):
+    for name in sorted(environ):
         if is_of_other_image(name) and name not in READ and not llama_cpp.is_read(name):
             of_images.append(name)
 
@@ -492,7 +504,7 @@ def report_variables(values: Values) -> None:
         values.warn(f"{counted} of AWS's other images not read yet: {', '.join(of_images)}")
 
     reported = {*READ, *of_images, *UNUSED, *WRITE_INSTEAD, PROGRAM, SUBMIT_DIRECTORY}
-    unused = [name for name in values.environ if name.startswith("SAGEMAKER_")]
+    unused = [name for name in environ if name.startswith("SAGEMAKER_")]
     unused = sorted(name for name in unused if name not in reported)
     if unused:
         values.details.append(f"{', '.join(unused)}: set no option")

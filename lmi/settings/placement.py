@@ -4,50 +4,56 @@ Settings are resolved twice for a remote model: before the fetch, so that faults
 after it.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from lmi.errors import ModelUnusable
-from lmi.settings.gguf_choice import is_gguf, opened_folder, with_files
-from lmi.settings.given import ENVIRONMENT, FILE, PLATFORM, Given
+from lmi.settings.gguf_choice import check_engine, is_gguf, opened_folder, with_files
+from lmi.settings.given import ENVIRONMENT, PLATFORM, Given
 from lmi.settings.kinds import local_path
 from lmi.settings.served_folder import DEMO
+from lmi.settings.start import StartInputs
+from lmi.settings.steps import Resolution
 from lmi.settings.table import DRAFT, MODEL
 from lmi.settings.values import Values
 from lmi.sources.catalogue import CATALOGUE
 from lmi.sources.fetches import default_download_dir
-from lmi.sources.source import fault, remote
-
-Fetched = Mapping[str, Path]
-"""The local folder of each source that was fetched, by its text."""
+from lmi.sources.source import GgufSource, HubModel, fault, parse, remote
 
 
-def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, ...]]:
-    """Replace remote sources by the folders that they were fetched to. Returns the given values,
-    and the sources that are not fetched yet.
+def place(resolution: Resolution) -> None:
+    """Replace remote sources by the folders that they were fetched to. Finds the sources that are
+    not fetched yet, and the folders that GGUF files were opened to before.
 
-    Notes in `values.fetched` the folder that a GGUF file was opened to before. An id from the
-    environment does not count beside a whole model in the served folder, and a warning says so.
+    An id from the environment does not count beside a whole model in the served folder, and a
+    warning says so.
     """
-    is_whole = values.folder is not None and fault(values.folder) is None
-    givens = with_files(_without_models_of_images(givens, values, is_whole), values)
+    start = resolution.start
+    values = resolution.values
+    is_whole = start.folder is not None and fault(start.folder) is None
+    givens = _without_models_of_images(resolution.givens, values, is_whole)
+    givens = with_files(givens, start)
     first_ranks: dict[str, tuple[int, int]] = {}
     for entry in givens:
         first_ranks[entry.key] = min(entry.rank, first_ranks.get(entry.key, entry.rank))
 
     names_model = MODEL in first_ranks and first_ranks[MODEL][0] < ENVIRONMENT
     placed: list[Given] = []
+    fetched = dict(start.fetched)
     missing: dict[str, None] = {}
     for entry in givens:
-        if not _needs_process(entry, values):
+        if not _needs_process(entry, start):
             placed.append(entry)
             continue
 
-        _find_in_cache(entry, givens, values)
+        if entry.text not in fetched:
+            opened = _opened_before(entry, givens, start)
+            if opened is not None:
+                fetched[entry.text] = opened
+
         if is_whole and not names_model and entry.key == MODEL:
             values.warn(
-                f"{entry.said}: the model in {values.folder} is served and this is not fetched; "
+                f"{entry.said}: the model in {start.folder} is served and this is not fetched; "
                 f"remove {entry.source} "
                 "to serve the folder without this warning, or take the model out of the folder to "
                 "serve the other"
@@ -55,17 +61,19 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
             continue
 
         if entry.rank == first_ranks[entry.key]:
-            if entry.text in values.fetched:
-                entry = replace(entry, text=str(values.fetched[entry.text]))
+            if entry.text in fetched:
+                entry = replace(entry, text=str(fetched[entry.text]))
             else:
                 missing[entry.text] = None
 
         placed.append(entry)
 
-    return placed, tuple(missing)
+    resolution.givens = placed
+    resolution.fetched = fetched
+    resolution.missing = tuple(missing)
 
 
-def _needs_process(entry: Given, values: Values) -> bool:
+def _needs_process(entry: Given, start: StartInputs) -> bool:
     """Return whether a process must make the model's folder first: fetch a remote source, or open
     a GGUF file, also one that lies here.
     """
@@ -76,31 +84,28 @@ def _needs_process(entry: Given, values: Values) -> bool:
         return Path(entry.text).is_file()
 
     path = local_path(entry.text)
-    is_here = any((base / path).is_dir() for base in (values.folder or values.cwd, values.cwd))
+    is_here = any((base / path).is_dir() for base in (start.folder or start.cwd, start.cwd))
     try:
         return remote(path, exists_locally=is_here) is not None
     except ModelUnusable as error:
         raise ModelUnusable(f"{error} ({entry.source})") from None
 
 
-def _find_in_cache(entry: Given, givens: list[Given], values: Values) -> None:
-    """Note the folder that a GGUF file, also one of the catalogue, was opened to before, so that no
-    process opens it again.
+def _opened_before(entry: Given, givens: list[Given], start: StartInputs) -> Path | None:
+    """Return the folder that a GGUF file, also one of the catalogue, was opened to before, so that
+    no process opens it again.
     """
-    is_file = entry.text in CATALOGUE or is_gguf(entry.text)
-    if not is_file or entry.text in values.fetched:
-        return
+    if entry.text not in CATALOGUE and not is_gguf(entry.text):
+        return None
 
     candidates = [candidate for candidate in givens if candidate.key == "download_dir"]
     if candidates:
         first = min(candidates, key=lambda candidate: candidate.rank)
-        download_dir = values.cwd / first.text
+        download_dir = start.cwd / first.text
     else:
-        download_dir = default_download_dir(values.environ)
+        download_dir = default_download_dir(start.environ)
 
-    folder = opened_folder(entry.text, download_dir.absolute())
-    if folder is not None:
-        values.fetched = {**values.fetched, entry.text: folder}
+    return opened_folder(entry.text, download_dir.absolute())
 
 
 def _without_models_of_images(givens: list[Given], values: Values, is_whole: bool) -> list[Given]:
@@ -110,14 +115,29 @@ def _without_models_of_images(givens: list[Given], values: Values, is_whole: boo
     The command line names one by a folder that holds a whole model, or whose serving.properties has
     option.model_id.
     """
-    is_in_file = any(entry.key == MODEL and entry.rank[0] == FILE for entry in givens)
-    if not values.is_folder_asked or not (is_whole or is_in_file):
+    start = values.start
+    is_in_file = any(entry.key == MODEL and entry.is_from_file for entry in givens)
+    if not start.is_folder_asked or not (is_whole or is_in_file):
         return givens
 
     of_images = [entry for entry in givens if entry.key == MODEL and entry.rank[0] == PLATFORM]
     for entry in of_images:
         values.warn(
-            f"{entry.said}: has no effect beside {values.folder}, which the command line names"
+            f"{entry.said}: has no effect beside {start.folder}, which the command line names"
         )
 
     return [entry for entry in givens if entry not in of_images]
+
+
+def check_sources(resolution: Resolution) -> None:
+    """Refuse a GGUF file that the engine does not read. User code loads a hub's id itself, as with
+    the reference, and a GGUF file too, so it waits for neither.
+    """
+    missing = resolution.missing
+    if not resolution.is_user_code:
+        check_engine(missing, resolution.chosen_engine)
+        return
+
+    resolution.missing = tuple(
+        text for text in missing if not isinstance(parse(text), HubModel | GgufSource)
+    )

@@ -5,23 +5,25 @@ Only the libraries of engines, whose ranks meet at a port, and the gateway liste
 each takes any port.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from lmi.errors import BadConfiguration, OutOfMemory
-from lmi.settings.config import Config, EngineConfig, ServerConfig
+from lmi.settings.config import Config
 from lmi.settings.listeners import GATEWAY_PORT
+from lmi.settings.steps import Resolution
 from lmi.settings.values import Values
 
 RANGE = "safe_port_range"
+GATEWAY = "with_gateway"
 LEADER_PORT = "option.master_port"
 
 
-def check_listeners(values: Values) -> None:
-    """Refuse a takeover that cannot work, a gateway in front of a server with TLS, and a management
-    port that another listener has, that the range does not allow, or that the gateway replaces.
+def check_listeners(resolution: Resolution) -> None:
+    """Refuse a gateway in front of a server with TLS, and a management port that another listener
+    has, that the range does not allow, or that the gateway replaces.
     """
-    _check_takeover(values)
+    values = resolution.values
     with_gateway = values.final("with_gateway")
     if with_gateway and values.final("ssl_certfile"):
         values.refuse(
@@ -46,100 +48,85 @@ def check_listeners(values: Values) -> None:
         )
 
 
-def _check_takeover(values: Values) -> None:
-    """Refuse a takeover of what the new server would not have, or not get."""
-    if not values.final("takeover"):
+def choose_ports(resolution: Resolution) -> None:
+    """Choose ports for the variables of each replica. Too few ports, and a given port outside of
+    the range, are faults.
+    """
+    values = resolution.values
+    port_range = values.final(RANGE)
+    if port_range is None:
         return
 
-    if values.final("multi_model"):
-        values.refuse(
-            "takeover", "false with multi_model, since the new server would not have the models"
-        )
-    elif values.final("with_gateway"):
-        values.refuse(
-            "takeover",
-            "false with with_gateway; `lmi gateway` of its own goes on in front of both servers",
-        )
-    elif values.final("port") == 0:
-        values.refuse("takeover", "false where port=0 takes a free one")
-
-
-def choose_ports(values: Values, variables: Sequence[str], config: EngineConfig) -> EngineConfig:
-    """Return the engine's settings with ports for each replica's `variables`. Too few ports, and a
-    given port outside of the range, are faults.
-    """
-    server = ServerConfig(**values.fields("server"))
-    if server.safe_port_range is None:
-        return config
-
-    environ = {**values.environ, **values.final("option.env")}
+    variables = resolution.chosen_engine.handler.port_variables
+    environ = {**values.start.environ, **values.final("option.env")}
     texts = {name: environ[name] for name in variables if name in environ}
     # The leader of several nodes must have a port.
     has_several_nodes = values.given("option.nnodes", "1") != "1"
     if LEADER_PORT in values or has_several_nodes:
         texts[LEADER_PORT] = values.given(LEADER_PORT, "")
 
-    ports = _free_ports(server)
+    ports = _free_ports(port_range, _ports_of_server(values))
     for name, text in texts.items():
         if text not in map(str, ports):
-            allowed = f"a port of {RANGE}, {_range_of(server)}, but not the server's own"
-            values.faults.append(f"{name}={text or None}: allowed is {allowed}")
+            allowed = f"a port of {RANGE}, {_text_of(port_range)}, but not the server's own"
+            values.fail(f"{name}={text or None}: allowed is {allowed}")
 
-    num_wanted = len(variables) * config.num_engines
+    num_wanted = len(variables) * resolution.num_engines
     if len(ports) < num_wanted:
         values.refuse(RANGE, f"a range with {num_wanted} ports beside the server's own")
 
-    return replace(config, ports=tuple(ports[:num_wanted]))
+    resolution.ports = tuple(ports[:num_wanted])
 
 
-def choose_gateway_port(config: Config) -> Config:
-    """Return the settings with a gateway's port that the range allows, if there are both.
+def choose_gateway_port(resolution: Resolution) -> None:
+    """Choose a gateway's port that the range allows, if there are both.
 
     The usual port may be replaced, any other must lie in the range. Raises BadConfiguration.
     """
-    server = config.server
-    port = server.gateway_port
-    if port is None or server.safe_port_range is None:
-        return config
+    values = resolution.values
+    port = values.final(GATEWAY)
+    port_range = values.final(RANGE)
+    resolution.gateway_port = port
+    if port is None or port_range is None:
+        return
 
-    ports = _free_ports(server, config.engine.ports)
+    ports = _free_ports(port_range, {*_ports_of_server(values), *resolution.ports})
     if port not in ports and port != GATEWAY_PORT:
-        allowed = f"a port of {RANGE}, {_range_of(server)}, that nothing else uses"
-        raise BadConfiguration(f"with_gateway={port}: allowed is {allowed}")
+        allowed = f"a port of {RANGE}, {_text_of(port_range)}, that nothing else uses"
+        raise BadConfiguration(f"{GATEWAY}={port}: allowed is {allowed}")
 
     if not ports:
         raise BadConfiguration(
-            f"{RANGE}={_range_of(server)}: no port is left for a further listener"
+            f"{RANGE}={_text_of(port_range)}: no port is left for a further listener"
         )
 
     if port not in ports:
-        port = ports[-1]
-
-    return replace(config, server=replace(server, gateway_port=port))
+        resolution.gateway_port = ports[-1]
 
 
-def choose_free_ports(config: Config, used: Container[int]) -> Config:
+def choose_free_ports(config: Config, used: Collection[int]) -> Config:
     """Return the settings of a further model with ports not `used`. Raises OutOfMemory if there
     are too few.
     """
+    server = config.server
     num_wanted = len(config.engine.ports)
-    ports = _free_ports(config.server, used)
+    ports = _free_ports(server.safe_port_range, {server.port, server.management_port, *used})
     if len(ports) < num_wanted:
-        shortage = f"{RANGE}={_range_of(config.server)}: {len(ports)} ports are left"
+        shortage = f"{RANGE}={_text_of(server.safe_port_range)}: {len(ports)} ports are left"
         raise OutOfMemory(f"{shortage}, and the engines of the model need {num_wanted}")
 
     return replace(config, engine=replace(config.engine, ports=tuple(ports[:num_wanted])))
 
 
-def _free_ports(server: ServerConfig, used: Container[int] = ()) -> list[int]:
-    """Return the ports of the range, if there is one, that neither the server itself nor another
-    listener has.
-    """
-    first, last = server.safe_port_range or (0, -1)
-    ports = range(first, last + 1)
-    ports_of_server = (server.port, server.management_port)
-    return [port for port in ports if port not in ports_of_server and port not in used]
+def _ports_of_server(values: Values) -> set[int | None]:
+    return {values.final("port"), values.final("management_port")}
 
 
-def _range_of(server: ServerConfig) -> str:
-    return "-".join(map(str, server.safe_port_range or ()))
+def _free_ports(port_range: tuple[int, int] | None, used: Collection[int | None]) -> list[int]:
+    """Return the ports of the range, if there is one, that are not `used`."""
+    first, last = port_range or (0, -1)
+    return [port for port in range(first, last + 1) if port not in used]
+
+
+def _text_of(port_range: tuple[int, int] | None) -> str:
+    return "-".join(map(str, port_range or ()))

@@ -1,14 +1,13 @@
-"""Turns serving.properties, environment and command line into a Config, in steps that write into
-one Values.
+"""Turns serving.properties, environment and command line into a Config, in steps of which each
+fills in a part of one Resolution.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
-from lmi.adapters.files import with_adapters
+from lmi.adapters.files import choose_adapters
 from lmi.errors import BadConfiguration
 from lmi.settings import (
     chat_templates,
@@ -16,43 +15,32 @@ from lmi.settings import (
     generation,
     llama_cpp,
     model_choice,
-    model_names,
     other_names,
     placement,
     ports,
+    sagemaker,
     secure_mode,
+    server_choice,
     strangers,
 )
-from lmi.settings.config import Config, EngineConfig, GenerationDefaults, ModelConfig, ServerConfig
-from lmi.settings.gguf_choice import check_engine
-from lmi.settings.given import Given, collect
-from lmi.settings.handler import USER_CODE, announced
+from lmi.settings.chat_templates import REASONING, TOOL_CALLS
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.engine_choice import BATCH, BEAMS, KEY, TENSOR
+from lmi.settings.given import collect
 from lmi.settings.kinds import local_path
-from lmi.settings.placement import Fetched
-from lmi.settings.properties import Properties, read
+from lmi.settings.model_names import ALIASES, NAME, sources_of
+from lmi.settings.properties import read
 from lmi.settings.served_folder import find_folder, named_folder
 from lmi.settings.shown import Setting
-from lmi.settings.table import MODEL, OPTIONS
+from lmi.settings.start import Fetched, StartInputs
+from lmi.settings.steps import GIVEN, Resolution, SettingsStep, run
+from lmi.settings.table import MODEL, OPTIONS, is_of_server
 from lmi.settings.values import Values
 from lmi.shared.machine import Machine
-from lmi.sources.fetches import FetchRequest, WantedSource, default_download_dir
-from lmi.sources.source import GGUF, GgufSource, HubModel, parse, remote
-from lmi.user_code.options import FORMATTER_WORDS
-from lmi.user_code.settings import choose_code, choose_requirements, unrun_code, with_properties
-
-# What an option of the server needs of an extra. Engines look for their own in `check` of their
-# `Handler`.
-LIBRARIES = {
-    "option.otlp_traces_endpoint": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-}
-# SageMaker waits so long for the answer of a real-time endpoint.
-PLATFORM_WAITS_S = 60.0
-# SageMaker kills a container so long after SIGTERM.
-PLATFORM_KILLS_S = 30.0
-# The time from the end of `drain_timeout` to the end of the last process.
-END_S = 2.5
-# The bodies of requests may take an eighth of the memory, where that is less than the default.
-BODIES_PART = 8
+from lmi.sources.fetches import FetchRequest, WantedSource
+from lmi.sources.source import GGUF, remote
+from lmi.user_code import settings as user_code
+from lmi.user_code.options import FORMATTER_WORDS, UserCodeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +57,9 @@ class Resolved:
     request: FetchRequest | None = None
 
     @classmethod
-    def of(cls, config: Config, values: Values, request: FetchRequest | None = None) -> Self:
+    def of(cls, resolution: Resolution) -> Self:
         # The options of the table in its order, then the others that were given.
+        values = resolution.values
         keys = [option.key for option in OPTIONS]
         keys += sorted(values.picked.keys() - set(keys))
         settings = tuple(Setting.of(values, key) for key in keys)
@@ -81,13 +70,15 @@ class Resolved:
                 counts = f"{setting.option}: {setting.value} ({setting.source}) counts"
                 notes.append(f"{counts}, not {rival}")
 
+        config = resolution.config
+        sources = tuple(WantedSource.of(source, config) for source in resolution.missing)
         return cls(
             config,
             settings,
             tuple(values.warnings),
             tuple(notes),
             tuple(values.details),
-            request,
+            request=FetchRequest(sources=sources) if sources else None,
         )
 
 
@@ -106,7 +97,14 @@ def resolve_folder(
     flag came from, by key.
     """
     cwd = cwd or Path.cwd()
-    is_folder_asked = folder_text is not None or "load_models" in flags
+    start = StartInputs(
+        cwd=cwd,
+        machine=Machine.here(environ),
+        fetched=fetched or {},
+        environ=environ,
+        flags=flags,
+        files=files or {},
+    )
     source = folder_text or named_folder(environ, flags, cwd)
     if source is not None and _is_source(source, cwd):
         if flags.get(MODEL, source) != source:
@@ -114,27 +112,18 @@ def resolve_folder(
                 f"{source} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model"
             )
 
-        return resolve(
-            Properties(), environ, {**flags, MODEL: source}, cwd=cwd, fetched=fetched, files=files
-        )
+        return resolve(replace(start, flags={**flags, MODEL: source}))
 
     if source is not None and source.endswith(GGUF) and (cwd / local_path(source)).is_file():
         path = str((cwd / local_path(source)).absolute())
-        flags = {**flags, MODEL: path}
-        return resolve(Properties(), environ, flags, cwd=cwd, fetched=fetched, files=files)
+        return resolve(replace(start, flags={**flags, MODEL: path}))
 
     folder = find_folder(source, cwd)
-    properties = read(folder / "serving.properties") if folder else Properties()
-    return resolve(
-        properties,
-        environ,
-        flags,
-        folder=folder,
-        cwd=cwd,
-        fetched=fetched,
-        files=files,
-        is_folder_asked=is_folder_asked,
-    )
+    if folder is not None:
+        start = replace(start, folder=folder, properties=read(folder / "serving.properties"))
+
+    is_folder_asked = folder_text is not None or "load_models" in flags
+    return resolve(replace(start, is_folder_asked=is_folder_asked))
 
 
 def _is_source(source: str, cwd: Path) -> bool:
@@ -143,250 +132,232 @@ def _is_source(source: str, cwd: Path) -> bool:
     return remote(source, exists_locally=exists, needs_owner=True) is not None
 
 
-def resolve(
-    properties: Properties,
-    environ: Mapping[str, str],
-    flags: Mapping[str, str],
-    *,
-    folder: Path | None = None,
-    cwd: Path = Path(),
-    machine: Machine | None = None,
-    fetched: Fetched | None = None,
-    untrusted: Collection[Path] = (),
-    files: Mapping[str, str] | None = None,
-    counts: Callable[[Given], bool] = lambda given: True,
-    is_folder_asked: bool = False,
-) -> Resolved:
-    """Settle every option. Raises BadConfiguration with one line for each fault, or else
-    ModelUnusable.
+def resolve(start: StartInputs) -> Resolved:
+    """Settle every option, by the steps at the end of this file. Raises BadConfiguration with one
+    line for each fault, or else ModelUnusable.
 
-    `flags` holds the texts of the command line by key, `files` the files that some of them came
-    from. If `folder` is None, the demo is served. The result's `request` names the remote sources
-    that are not in `fetched`. Until they are, its settings are what is known without them. Secure
-    mode searches the folders of `untrusted` as it does those that were fetched. A given value for
-    which `counts` is false is left out. `is_folder_asked` says that the command line names
-    `folder`.
+    The result's `request` names the remote sources that are not in `start.fetched`. Until they
+    are, its settings are what is known without them.
     """
-    machine = machine or Machine.here(environ)
-    values = Values(
-        environ, folder, cwd, machine, announced(), fetched or {}, untrusted, is_folder_asked
-    )
-    values.warnings += properties.warnings
-    other_names.report_variables(values)
-
-    givens = collect(properties, environ, flags, files or {})
-    givens += llama_cpp.givens(environ)
-    with_meanings = list(other_names.with_meanings(filter(counts, givens), bool(machine.gpus)))
-    placed, missing = placement.place(with_meanings, values)
-    values.pick(placed)
-
-    _warn_of_keys(values)
-    ports.check_listeners(values)
-    _check_libraries(values)
-    other_names.report_unread_models(values)
-    other_names.report_unused_variables(values)
-    if not values.final("multi_model"):
-        return _with_one_model(values, missing)
-
-    secure_mode.check_operator(values)
-    _choose_for_server(values)
-    config = model_choice.without_model(values, flags)
-    return Resolved.of(ports.choose_gateway_port(config), values)
+    resolution = Resolution(start, Values(start))
+    run(FIRST_STEPS, resolution)
+    run(further_steps(resolution.values), resolution)
+    return Resolved.of(resolution)
 
 
-def _warn_of_keys(values: Values) -> None:
-    """Warn of keys on SageMaker, which does not pass them on."""
-    has_keys = values.final("option.api_key") or values.final("option.api_key_file")
-    if has_keys and _is_on_platform(values):
-        values.warn(
-            "option.api_key: SageMaker passes on neither Authorization nor x-api-key, so its "
-            "requests get 401"
-        )
+def further_steps(values: Values) -> tuple[SettingsStep, ...]:
+    """Return the steps after the first ones."""
+    return STEPS_OF_SEVERAL_MODELS if values.final("multi_model") else STEPS_OF_ONE_MODEL
 
 
-def _is_on_platform(values: Values) -> bool:
-    return any(name.startswith("SAGEMAKER_") for name in values.environ)
+def _collect_values(resolution: Resolution) -> None:
+    """Collect what was given, with the options that others imply."""
+    start = resolution.start
+    resolution.values.warnings += start.properties.warnings
+    givens = collect(start.properties, start.environ, start.flags, start.files)
+    givens += llama_cpp.givens(start.environ)
+    counting = filter(start.counts, givens)
+    resolution.givens = list(other_names.with_meanings(counting, bool(start.machine.gpus)))
 
 
-def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
-    """Choose what runs the model, then the model, and put the settings together."""
-    code = choose_code(values)
-    engine = engine_choice.choose_engine(values, code)
-    is_code = engine.handler is USER_CODE
-    engine_config = engine_choice.fit(values, engine)
-    engine_config = ports.choose_ports(values, engine.handler.port_variables, engine_config)
-
-    other_names.settle_forms(values)
-    _choose_for_server(values)
-    other_names.warn_of_some_engines(values, engine)
-    other_names.note_variables_of_engines(values, engine)
-    options = other_names.other_options(values, engine)
-    engine_config = replace(engine_config, options=options)
-    generation.check_options(values)
-    values.stop_at_faults()
-
-    secure_mode.check(values, model_choice.user_code_folders(values))
-    strangers.check(values, engine, code)
-    values.stop_at_faults()
-
-    requirements = choose_requirements(values, code)
-    if is_code:
-        # User code loads a hub's id itself, as with the reference, and a GGUF file too.
-        missing = tuple(
-            text for text in missing if not isinstance(parse(text), HubModel | GgufSource)
-        )
-
-    else:
-        check_engine(missing, engine.name, engine.handler)
-
-    path = model_choice.choose_model(values, is_code, missing)
-    is_here = str(path) not in missing
-    if is_here:
-        engine.handler.check_model(path)
-
-    if not values.final("option.trust_remote_code"):
-        values.notes += unrun_code(path)
-
-    tells_tools = False
-    if is_here and not is_code:
-        tells_tools = chat_templates.choose_forms(values, path)
-
-    defaults = GenerationDefaults()
-    if not is_code:
-        defaults = generation.choose_defaults(values, path)
-
-    config = _config(values, engine, engine_config, path, defaults)
-    config = replace(config, model=replace(config.model, tells_tools=tells_tools))
-    config = ports.choose_gateway_port(config)
-    if code is not None:
-        code = with_properties(code, config, values, is_apart=path != values.folder)
-
-    config = replace(config, user_code=code, requirements=requirements)
-    config = with_adapters(config, values, engine.handler)
-
-    sources = tuple(WantedSource.of(source, config) for source in missing)
-    request = FetchRequest(sources=sources) if sources else None
-    return Resolved.of(config, values, request)
+def _pick_values(resolution: Resolution) -> None:
+    """Pick what counts of the values that were given for an option."""
+    resolution.values.pick(resolution.givens)
 
 
-def _check_libraries(values: Values) -> None:
-    """Refuse an option of the server that needs an extra which is not installed: a front end would
-    end much later.
-    """
-    for key, modules in LIBRARIES.items():
-        if key not in values or all(map(_is_there, modules)):
-            continue
-
-        library = modules[0].partition(".")[0]
-        values.faults.append(
-            f"{values.how_given(key).said}: the library {library} is not installed"
-        )
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        # Not even its parent is there.
-        return False
-
-
-def _choose_for_server(values: Values) -> None:
-    """Choose the address, front ends, room for bodies and the folder for downloads, which becomes
-    an absolute path.
-    """
-    _choose_body_memory(values)
-    if _is_on_platform(values):
-        _bound_queue_wait(values)
-        _check_end(values)
-
-    if values.machine.is_container:
-        values.choose("host", "0.0.0.0", "this is a container")
-
-    num_front_ends = min(4, max(1, values.machine.num_cores // 2))
-    values.choose("frontend_workers", num_front_ends, "half of the cores, 1 to 4")
-
-    key = "download_dir"
-    if key in values:
-        values.settle(key, str((values.cwd / values.given(key)).absolute()), "absolute")
-
-    values.choose(key, str(default_download_dir(values.environ).absolute()), "the user's cache")
-
-
-def _choose_body_memory(values: Values) -> None:
-    """Choose the room for bodies, which is enough for at least one body of the allowed size."""
-    key = "max_body_memory"
-    part = values.machine.memory_bytes // BODIES_PART
-    if part < values.final(key):
-        values.choose(key, part, f"1/{BODIES_PART} of the memory")
-
-    largest = values.final("max_request_size")
-    if values.final(key) >= largest:
-        return
-
-    if key in values:
-        values.warn(
-            f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes count"
-        )
-
-    values.settle(key, largest, "max_request_size")
-
-
-def _bound_queue_wait(values: Values) -> None:
-    """Let no request wait longer than the platform does, where it waits for an answer."""
-    key = "max_queue_wait"
-    has_time = values.final("batch_transform") or values.final("buffer_streams")
-    if has_time or values.final(key) <= PLATFORM_WAITS_S:
-        return
-
-    waits = f"SageMaker waits {PLATFORM_WAITS_S:g} s for an answer, so they count"
-    values.warn(f"{values.how_given(key).said}: {waits}")
-    values.settle(key, PLATFORM_WAITS_S, "SageMaker")
-
-
-def _check_end(values: Values) -> None:
-    """Warn of a drain that the platform cuts."""
-    delay_s = values.final("drain_delay")
-    timeout_s = values.final("drain_timeout")
-    if delay_s + timeout_s + END_S > PLATFORM_KILLS_S:
-        both = f"drain_delay={delay_s:g}, drain_timeout={timeout_s:g}"
-        left_s = PLATFORM_KILLS_S - END_S
-        values.warn(
-            f"{both}: SageMaker kills a container {PLATFORM_KILLS_S:g} s after SIGTERM, both have "
-            f"{left_s:g} s"
-        )
-
-
-def _config(
-    values: Values,
-    engine: engine_choice.ChosenEngine,
-    engine_config: EngineConfig,
-    path: Path,
-    defaults: GenerationDefaults,
-) -> Config:
-    option_sources: dict[str, str] = {}
-    for key, winner in values.picked.items():
-        if key.startswith("option."):
-            option_sources[winner.given.key.removeprefix("option.")] = winner.given.source
-
-    has_batch_size = engine_choice.BATCH in values or "batch_size" in values
+def _freeze_one_model(resolution: Resolution) -> None:
+    values = resolution.values
     model = values.fields("model")
     if model.get("output_formatter") not in FORMATTER_WORDS:
         model.pop("output_formatter", None)
 
-    return Config(
-        server=ServerConfig(
-            **values.fields("server"), keeps_queue_short="max_queue_wait" not in values
-        ),
+    engine = resolution.chosen_engine
+    resolution.config = Config(
+        server=_server(resolution),
         model=ModelConfig(
-            path=str(path.resolve()),
-            sources=model_names.sources_of(values, path),
+            path=str(resolution.path.resolve()),
+            sources=sources_of(resolution),
+            adapters=resolution.adapters,
             dynamic_batch=engine.has_dynamic_batch,
+            tells_tools=resolution.tells_tools,
             sampling_defaults=engine.handler.sampling_defaults,
-            generation_defaults=defaults,
+            generation_defaults=resolution.generation_defaults,
             **model,
         ),
-        engine=replace(
-            engine_config, option_sources=option_sources, is_batch_default=not has_batch_size
+        engine=EngineConfig(
+            num_engines=resolution.num_engines,
+            ports=resolution.ports,
+            device_ids=resolution.device_ids,
+            options=resolution.engine_options,
+            option_sources=_sources_of_options(values),
+            is_batch_default=BATCH not in values and "batch_size" not in values,
+            **values.fields("engine"),
         ),
+        user_code=_code(resolution),
+        requirements=resolution.requirements,
     )
+
+
+def _code(resolution: Resolution) -> UserCodeConfig | None:
+    if resolution.code is None:
+        return None
+
+    return replace(resolution.code, properties=resolution.code_properties)
+
+
+def _freeze_several_models(resolution: Resolution) -> None:
+    flags = resolution.start.flags
+    of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
+    resolution.config = Config(
+        server=replace(_server(resolution), model_flags=of_models),
+        model=ModelConfig(path="", name="model"),
+        engine=EngineConfig(),
+    )
+
+
+def _server(resolution: Resolution) -> ServerConfig:
+    values = resolution.values
+    fields = {**values.fields("server"), "gateway_port": resolution.gateway_port}
+    return ServerConfig(**fields, keeps_queue_short="max_queue_wait" not in values)
+
+
+def _sources_of_options(values: Values) -> dict[str, str]:
+    """Return where each option of a model or an engine was given, by name without `option.`."""
+    sources: dict[str, str] = {}
+    for key, winner in values.picked.items():
+        if key.startswith("option."):
+            sources[winner.given.key.removeprefix("option.")] = winner.given.source
+
+    return sources
+
+
+PREFILL = "option.max_rolling_batch_prefill_tokens"
+
+FIRST_STEPS = (
+    SettingsStep(other_names.report_variables),
+    SettingsStep(_collect_values, writes=("givens",)),
+    SettingsStep(placement.place, reads=("givens",), writes=("givens", "fetched", "missing")),
+    SettingsStep(_pick_values, reads=("givens",), writes=(GIVEN,)),
+    SettingsStep(
+        server_choice.choose_by_machine, writes=("host", "frontend_workers", "max_body_memory")
+    ),
+    SettingsStep(sagemaker.warn_of_keys),
+    SettingsStep(server_choice.check_takeover),
+    SettingsStep(ports.check_listeners),
+    SettingsStep(server_choice.check_libraries),
+    SettingsStep(llama_cpp.report),
+    SettingsStep(other_names.report_unread_models),
+    SettingsStep(other_names.report_unused_variables),
+)
+
+# They depend on nothing of a model.
+SERVER_STEPS = (
+    SettingsStep(
+        server_choice.fit_body_memory, reads=("max_body_memory",), writes=("max_body_memory",)
+    ),
+    SettingsStep(sagemaker.bound_queue_wait, reads=("max_queue_wait",), writes=("max_queue_wait",)),
+    SettingsStep(sagemaker.warn_of_drain),
+    SettingsStep(server_choice.choose_download_dir, writes=("download_dir",)),
+)
+
+STEPS_OF_ONE_MODEL = (
+    # What runs the model.
+    SettingsStep(user_code.choose_code, reads=("fetched",), writes=("code",)),
+    SettingsStep(engine_choice.choose_engine, reads=("code",), writes=("chosen_engine",)),
+    SettingsStep(engine_choice.settle_engine, reads=("chosen_engine",), writes=(KEY,)),
+    # An engine has other names for options: only from here on each has its one key.
+    SettingsStep(engine_choice.read_meanings, reads=("chosen_engine",), writes=(GIVEN,)),
+    SettingsStep(
+        engine_choice.choose_engine_defaults,
+        reads=("chosen_engine",),
+        writes=(BATCH, PREFILL, BEAMS),
+    ),
+    SettingsStep(engine_choice.bound_beams, reads=(BATCH, BEAMS), writes=(BEAMS,)),
+    SettingsStep(engine_choice.choose_gpus, writes=("gpus",)),
+    SettingsStep(
+        engine_choice.place_replicas,
+        reads=("chosen_engine", "gpus", "engine.*"),
+        writes=(TENSOR, "num_engines", "device_ids"),
+    ),
+    SettingsStep(engine_choice.check_task, reads=("chosen_engine",)),
+    SettingsStep(ports.choose_ports, reads=("chosen_engine", "num_engines"), writes=("ports",)),
+    SettingsStep(other_names.settle_forms, writes=(TOOL_CALLS, REASONING)),
+    *SERVER_STEPS,
+    SettingsStep(other_names.warn_of_some_engines, reads=("chosen_engine",)),
+    SettingsStep(other_names.note_variables_of_engines, reads=("chosen_engine",)),
+    SettingsStep(
+        other_names.choose_engine_options, reads=("chosen_engine",), writes=("engine_options",)
+    ),
+    # All that is wrong with options shows together. What secure mode refuses, and a fault of the
+    # model's files, each end the start alone.
+    SettingsStep(generation.check_options, reports_faults=True),
+    SettingsStep(secure_mode.check, reads=("fetched", "download_dir")),
+    # What a stranger's file may not do is told before anything else of it counts.
+    SettingsStep(strangers.check, reads=("chosen_engine", "code"), reports_faults=True),
+    # The model.
+    SettingsStep(
+        user_code.choose_requirements, reads=("code", "download_dir"), writes=("requirements",)
+    ),
+    SettingsStep(
+        placement.check_sources, reads=("missing", "code", "chosen_engine"), writes=("missing",)
+    ),
+    SettingsStep(
+        model_choice.choose_model,
+        reads=("missing", "fetched", "code"),
+        writes=("path", MODEL, NAME, ALIASES),
+    ),
+    SettingsStep(model_choice.check_model, reads=("path", "missing", "chosen_engine")),
+    SettingsStep(user_code.note_unrun_code, reads=("path",)),
+    SettingsStep(
+        chat_templates.choose_forms,
+        reads=("path", "missing", "code", TOOL_CALLS),
+        writes=("tells_tools", TOOL_CALLS, REASONING),
+    ),
+    SettingsStep(
+        generation.choose_defaults, reads=("path", "code"), writes=("generation_defaults",)
+    ),
+    SettingsStep(ports.choose_gateway_port, reads=("ports",), writes=("gateway_port",)),
+    SettingsStep(
+        user_code.choose_properties,
+        reads=("path", "device_ids", TENSOR),
+        writes=("code_properties",),
+    ),
+    SettingsStep(
+        choose_adapters,
+        reads=("path", "code", "chosen_engine", "engine_options", "server.*", NAME, ALIASES),
+        writes=("adapters",),
+    ),
+    SettingsStep(
+        _freeze_one_model,
+        reads=(
+            "server.*",
+            "gateway_port",
+            "model.*",
+            "path",
+            "fetched",
+            "adapters",
+            "tells_tools",
+            "generation_defaults",
+            "engine.*",
+            "chosen_engine",
+            "num_engines",
+            "ports",
+            "device_ids",
+            "engine_options",
+            "code",
+            "code_properties",
+            "requirements",
+        ),
+        writes=("config",),
+    ),
+)
+
+# Each of several models is resolved when it is loaded.
+STEPS_OF_SEVERAL_MODELS = (
+    SettingsStep(secure_mode.check_operator),
+    *SERVER_STEPS,
+    # Nothing after it refuses an option, but a gateway without a port.
+    SettingsStep(model_choice.warn_of_models, writes=("missing",), reports_faults=True),
+    SettingsStep(ports.choose_gateway_port, reads=("ports",), writes=("gateway_port",)),
+    SettingsStep(_freeze_several_models, reads=("server.*", "gateway_port"), writes=("config",)),
+)

@@ -16,7 +16,9 @@ from lmi.errors import SecurityRefused
 from lmi.settings.config import ServerConfig
 from lmi.settings.given import FILE, Given
 from lmi.settings.kinds import local_path
+from lmi.settings.model_choice import user_code_folders
 from lmi.settings.option import PICKLES, REMOTE_CODE, SCRIPTS, TEMPLATES
+from lmi.settings.steps import Resolution
 from lmi.settings.table import DRAFT, OPTIONS, find
 from lmi.settings.values import Values
 from lmi.shared.model_files import read_bounded
@@ -88,20 +90,21 @@ WITHIN: dict[str, Callable[[Path], bool]] = {
 }
 
 
-def check(values: Values, folders: Collection[Path]) -> None:
+def check(resolution: Resolution) -> None:
     """Raise SecurityRefused with one line for each option, path and file of a server that secure
     mode refuses.
 
-    `folders` are those that may hold scripts of the model. If no channel is named, they are the
-    channels.
+    If no channel is named, the folders that may hold scripts of the model are the channels.
     """
+    values = resolution.values
     if not values.final(SWITCH):
         return
 
-    names, channels = check_operator(values)
-    folder = values.folder
-    cwd = values.cwd
-    fetched = (*values.fetched.values(), *values.untrusted)
+    names, channels = _controls_and_channels(values)
+    folders = user_code_folders(values)
+    folder = resolution.start.folder
+    cwd = resolution.start.cwd
+    fetched = (*resolution.fetched.values(), *resolution.start.untrusted)
     roots = [PLATFORM_FOLDER, Path(values.final("download_dir"))]
     if folder:
         roots.append(folder)
@@ -122,13 +125,14 @@ def check(values: Values, folders: Collection[Path]) -> None:
     _raise(list(dict.fromkeys(refused)))
 
 
-def check_operator(values: Values) -> tuple[tuple[str, ...], list[Path]]:
-    """Return controls and channels, none without secure mode. Raises SecurityRefused if one is
-    unknown or missing.
-    """
-    if not values.final(SWITCH):
-        return (), []
+def check_operator(resolution: Resolution) -> None:
+    """Raise SecurityRefused if a control or a channel of secure mode is unknown or missing."""
+    if resolution.values.final(SWITCH):
+        _controls_and_channels(resolution.values)
 
+
+def _controls_and_channels(values: Values) -> tuple[tuple[str, ...], list[Path]]:
+    """Return controls and channels. Raises SecurityRefused if one is unknown or missing."""
     refused: list[str] = []
     for option in OPTIONS:
         if option.is_for_operator and option.key in values:

@@ -21,7 +21,7 @@ class Setting:
     def of(cls, values: Values, key: str) -> Self:
         value = written(key, values.final(key))
         winner = values.picked.get(key)
-        _, reason = values.chosen.get(key, (None, ""))
+        reason = values.chosen[key].reason if key in values.chosen else ""
         if winner is None:
             return cls(key, value, reason or "default")
 

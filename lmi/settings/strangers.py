@@ -13,12 +13,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from lmi.settings.engine_choice import ChosenEngine
-from lmi.settings.given import FILE, Given
-from lmi.settings.handler import USER_CODE, Handler
+from lmi.settings.given import Given
+from lmi.settings.handler import USER_CODE, ChosenEngine, Handler
 from lmi.settings.kinds import local_path
 from lmi.settings.other_names import ENGINE_KEYS, WITHOUT_EFFECT
 from lmi.settings.secure_mode import LOAD_FORMAT, SAFE_LOAD_FORMATS, SAFE_OPTIONS, paths_outside
+from lmi.settings.start import StartInputs
+from lmi.settings.steps import Resolution
 from lmi.settings.table import DRAFT, MODEL, find, is_of_server
 from lmi.settings.values import Picked, Values
 from lmi.sources.source import came_from, remote
@@ -87,29 +88,31 @@ class Power(Struct, frozen=True):
         return f"{self.given.place}: {self.grants}; that is for the operator, by {how}"
 
 
-def check(values: Values, engine: ChosenEngine, code: UserCodeConfig | None) -> None:
+def check(resolution: Resolution) -> None:
     """Add a fault for each power that the file of a stranger takes, or tell those of the operator's
     own folder.
     """
-    stranger = _whose(values)
+    values = resolution.values
+    engine = resolution.chosen_engine
+    stranger = _whose(resolution.start)
     if not stranger:
-        _tell(values, engine, code)
+        _tell(values, engine, resolution.code)
         return
 
     for power in (*_powers(values, engine), *_paths(values)):
         if not _is_allowed(values, power.given):
-            values.faults.append(f"{power.refusal} (the file is of {stranger})")
+            values.fail(f"{power.refusal} (the file is of {stranger})")
 
 
-def _whose(values: Values) -> str:
+def _whose(start: StartInputs) -> str:
     """Return whose the file of the served folder is if it is a stranger's, or ""."""
-    if values.folder is None:
+    if start.folder is None:
         return ""
 
-    if values.folder in values.untrusted:
+    if start.folder in start.untrusted:
         return OF_SEVERAL
 
-    return came_from(values.folder / PROPERTIES)
+    return came_from(start.folder / PROPERTIES)
 
 
 def _tell(values: Values, engine: ChosenEngine, code: UserCodeConfig | None) -> None:
@@ -125,7 +128,7 @@ def _tell(values: Values, engine: ChosenEngine, code: UserCodeConfig | None) -> 
 def _powers(values: Values, engine: ChosenEngine) -> Iterator[Power]:
     """Yield each option of the file that runs code or reaches beyond the model."""
     for winner in values.picked.values():
-        if winner.given.rank[0] != FILE:
+        if not winner.given.is_from_file:
             continue
 
         grants = _grants(winner, engine)
@@ -181,13 +184,14 @@ def _paths(values: Values) -> Iterator[Power]:
     The path of one of several models is not among them, since it is checked where it is found, in
     `lmi/models/settings.py`.
     """
-    assert values.folder is not None
-    bases = [values.folder, values.cwd]
-    is_of_several = values.folder in values.untrusted
-    for path, entry in paths_outside(values, bases, [values.folder]):
+    folder = values.start.folder
+    assert folder is not None
+    bases = [folder, values.start.cwd]
+    is_of_several = folder in values.start.untrusted
+    for path, entry in paths_outside(values, bases, [folder]):
         is_in_store = entry.key == DRAFT and _is_in_store(values, path)
         is_checked = is_in_store or (entry.key == MODEL and is_of_several)
-        if entry.rank[0] == FILE and not is_checked:
+        if entry.is_from_file and not is_checked:
             yield Power(entry, f"{path.resolve()}, which is outside of the model's folder")
 
     if not is_of_several and _is_elsewhere(values, bases):
@@ -196,7 +200,7 @@ def _paths(values: Values) -> Iterator[Power]:
 
 def _is_elsewhere(values: Values, bases: list[Path]) -> bool:
     """Return whether the file says that another model, which must be fetched, is the model."""
-    if MODEL not in values or values.how_given(MODEL).rank[0] != FILE:
+    if MODEL not in values or not values.how_given(MODEL).is_from_file:
         return False
 
     text = local_path(values.given(MODEL))
@@ -213,7 +217,7 @@ def _is_allowed(values: Values, entry: Given) -> bool:
     """Return whether the operator allows it by name, or gives the same value himself."""
     allowed = values.picked.get(ALLOWED)
     names: tuple[str, ...] = ()
-    if allowed is not None and allowed.given.rank[0] != FILE:
+    if allowed is not None and not allowed.given.is_from_file:
         names = allowed.value
 
     if {ALL, entry.key, entry.key.removeprefix("option.")} & set(names):
@@ -221,7 +225,7 @@ def _is_allowed(values: Values, entry: Given) -> bool:
 
     winner = values.picked[entry.key]
     for rival in winner.shadowed:
-        if rival.rank[0] != FILE and _is_same(rival, winner):
+        if not rival.is_from_file and _is_same(rival, winner):
             return True
 
     return False

@@ -1,15 +1,14 @@
 """The value of each option: the one that was given, the one that was chosen, or its default."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.settings.given import Given
-from lmi.settings.handler import Handler
+from lmi.settings.option import Choice
+from lmi.settings.start import StartInputs
 from lmi.settings.table import OPTIONS, find
-from lmi.shared.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +22,17 @@ class Picked:
 
 @dataclass(slots=True)
 class Values:
-    """What was given and chosen for each option, what the choices depend on, and what the operator
-    should be told.
+    """What was given and chosen for each option, and what the operator should be told.
 
     The key is that of the row in the table of options, or as written if the option has no row.
-    Steps that settle the options in turn write their choices here.
     """
 
-    environ: Mapping[str, str]
-    # The folder that is served. None means that none was named.
-    folder: Path | None
-    cwd: Path
-    machine: Machine
-    # The engines that are announced, by name.
-    handlers: Mapping[str, Handler]
-    # The local folder of each remote source, by its text.
-    fetched: Mapping[str, Path]
-    # Folders of strangers, which secure mode searches as it does those that were fetched.
-    untrusted: Collection[Path]
-    # Whether the command line names `folder`.
-    is_folder_asked: bool = False
+    start: StartInputs
 
     picked: dict[str, Picked] = field(default_factory=dict)
-    # The value that was chosen for a key, and the reason.
-    chosen: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    # What was chosen in place of a given value, or of none.
+    chosen: dict[str, Choice] = field(default_factory=dict)
+
     # Each of these lines stops the start.
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -58,10 +44,7 @@ class Values:
     # The fault of the model, which is reported after every fault of an option.
     unusable: ModelUnusable | None = None
 
-    def __contains__(self, key: str) -> bool:
-        return key in self.picked
-
-    def pick(self, givens: list[Given]) -> None:
+    def pick(self, givens: Iterable[Given]) -> None:
         """Pick the value that counts for each key that was given. A bad value is a fault and is
         left out.
         """
@@ -92,6 +75,24 @@ class Values:
             texts = ", ".join(rival.said for rival in rivals)
             self.faults.append(f"{texts}: these mean the same option, allowed is one value")
 
+    def read_as(self, key: str, target: str) -> None:
+        """Read what was given for `key` as given for `target`, beside what was given for that."""
+        candidates: list[Given] = []
+        for rival in (key, target):
+            winner = self.picked.pop(rival, None)
+            if winner is not None:
+                candidates += [winner.given, *winner.shadowed]
+
+        self.pick([replace(candidate, key=target) for candidate in candidates])
+
+    def drop(self, key: str) -> None:
+        """Forget what was given for an option."""
+        del self.picked[key]
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether an option was given."""
+        return key in self.picked
+
     def given(self, key: str, otherwise: Any = None) -> Any:
         """Return the value that was given for an option, or `otherwise`."""
         return self.picked[key].value if key in self.picked else otherwise
@@ -105,21 +106,10 @@ class Values:
     def final(self, key: str) -> Any:
         """Return the value of an option: the chosen one, else the given one, else its default."""
         if key in self.chosen:
-            value, _ = self.chosen[key]
-            return value
+            return self.chosen[key].value
 
         option = find(key)
         return self.given(key, option and option.default)
-
-    def choose(self, key: str, value: Any, reason: str) -> None:
-        """Set an option that was not given."""
-        if key not in self.picked:
-            self.chosen[key] = (value, reason)
-
-    def settle(self, key: str, value: Any, reason: str) -> None:
-        """Replace a given word, such as auto or max, by the value that it means on this machine."""
-        if self.given(key) != value:
-            self.chosen[key] = (value, reason)
 
     def fields(self, part: str) -> dict[str, Any]:
         """Return the fields of `server`, `model` or `engine` whose values were given or chosen."""
@@ -132,20 +122,43 @@ class Values:
 
         return values
 
+    def choose(self, key: str, value: Any, reason: str) -> None:
+        """Set an option that was not given."""
+        if key not in self.picked:
+            self.chosen[key] = Choice(value, reason)
+
+    def settle(self, key: str, value: Any, reason: str) -> None:
+        """Replace a given word, such as auto or max, by the value that it means on this machine."""
+        if self.given(key) != value:
+            self.chosen[key] = Choice(value, reason)
+
+    def explain(self, key: str, reason: str) -> None:
+        """Say beside a given value, which stays, what becomes of it."""
+        self.chosen[key] = Choice(self.given(key), reason)
+
     def refuse(self, key: str, allowed: str) -> None:
         """Add a fault: the option's value is not what is `allowed`."""
         if key in self.picked:
-            self.faults.append(self.how_given(key).fault(allowed))
+            self.fail(self.how_given(key).fault(allowed))
         else:
-            self.faults.append(f"{key}={self.final(key)} (not given): allowed is {allowed}")
+            self.fail(f"{key}={self.final(key)} (not given): allowed is {allowed}")
+
+    def fail(self, line: str) -> None:
+        """Add a fault, which ends the start when all are known."""
+        self.faults.append(line)
 
     def warn(self, line: str) -> None:
+        """Add a line about what the operator may not want."""
         self.warnings.append(line)
 
     def note(self, line: str) -> None:
+        """Add a line about what the operator may want to know."""
         self.notes.append(line)
 
     def stop_at_faults(self) -> None:
+        """Raise BadConfiguration with all faults, or else what makes the model unusable, if
+        anything.
+        """
         if self.faults:
             raise BadConfiguration("\n".join(self.faults + self.unknown))
 

@@ -22,8 +22,8 @@ from lmi.errors import BadConfiguration, StartError
 from lmi.runtime import URL, Runtime, ServerRuntime, cannot_write
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.listeners import User
-from lmi.settings.placement import Fetched
 from lmi.settings.resolve import Resolved
+from lmi.settings.start import Fetched
 from lmi.shared import machine
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord

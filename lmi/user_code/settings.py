@@ -9,14 +9,14 @@ import hashlib
 import os
 import platform
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from lmi.errors import ModelUnusable
-from lmi.settings.config import Config
-from lmi.settings.engine_choice import NEURON
+from lmi.settings.engine_choice import NEURON, TENSOR
 from lmi.settings.model_choice import user_code_folders
+from lmi.settings.start import Fetched
+from lmi.settings.steps import Resolution
 from lmi.settings.values import Values
 from lmi.shared.model_files import facts, read_bounded
 from lmi.sources.source import CONFIG, S3Model, parse
@@ -86,11 +86,14 @@ def _last_name(decorator: ast.expr) -> str:
     return ""
 
 
-def choose_code(values: Values) -> UserCodeConfig | None:
-    """Return the file of user code and its functions that are used, or None if nothing in it
-    runs.
-    """
-    path = _find_file(values)
+def choose_code(resolution: Resolution) -> None:
+    """Choose the file of user code and its functions that are used, none if nothing in it runs."""
+    resolution.code = _code(resolution)
+
+
+def _code(resolution: Resolution) -> UserCodeConfig | None:
+    values = resolution.values
+    path = _find_file(resolution)
     refuse_unrun_handlers(values, user_code_folders(values))
     if values.unusable is not None:
         return None
@@ -114,8 +117,9 @@ def choose_code(values: Values) -> UserCodeConfig | None:
     return UserCodeConfig(path=str(path.resolve()), handler=handler, properties={}, **formatters)
 
 
-def _find_file(values: Values) -> Path | None:
+def _find_file(resolution: Resolution) -> Path | None:
     """Return the file that the entry point names, or a model.py; None if neither exists."""
+    values = resolution.values
     entry = values.given(ENTRY_KEY, "model.py")
     name = entry
     # An entry point of the reference has no effect, but for images and for Neuron.
@@ -134,7 +138,7 @@ def _find_file(values: Values) -> Path | None:
 
     untrusted_files = set()
     if not values.final(TRUST):
-        untrusted_files = {file for file in files if _is_unasked(values, file.parent)}
+        untrusted_files = {file for file in files if _is_unasked(resolution.fetched, file.parent)}
 
     for file in untrusted_files:
         values.note(f"{file}: not run, since it came from a hub or bucket and {TRUST}=false")
@@ -146,13 +150,13 @@ def _find_file(values: Values) -> Path | None:
     return path
 
 
-def _is_unasked(values: Values, folder: Path) -> bool:
+def _is_unasked(fetched: Fetched, folder: Path) -> bool:
     """Return whether a fetch brought the folder without its Python files. Another client of a hub
     may have added them.
 
     An archive is unpacked whole, with its Python files.
     """
-    for text, fetched_folder in values.fetched.items():
+    for text, fetched_folder in fetched.items():
         if fetched_folder != folder:
             continue
 
@@ -224,33 +228,35 @@ def _warn_of_nothing_to_run(values: Values, path: Path, names: set[str]) -> None
     values.warn(f"{path}: {reason}, so it is not run")
 
 
-def with_properties(
-    code: UserCodeConfig, config: Config, values: Values, *, is_apart: bool
-) -> UserCodeConfig:
-    """Add the properties of the handler's first call: every option but secrets, and the model's
+def choose_properties(resolution: Resolution) -> None:
+    """Choose the properties of the handler's first call: every option but secrets, and the model's
     folder.
-
-    `is_apart` says that option.model_id names a local folder.
     """
+    values = resolution.values
     options = {}
     for setting in values.picked.values():
         entry = setting.given
         if entry.key.startswith("option.") and entry.shown != "***":
             options[entry.key.removeprefix("option.")] = entry.text
 
-    path = config.model.path
-    engine = config.engine
-    options.setdefault("tensor_parallel_degree", str(engine.tensor_parallel_degree))
+    path = str(resolution.path.resolve())
+    options.setdefault("tensor_parallel_degree", str(values.final(TENSOR)))
+    # Else option.model_id may be a hub's id, which the code loads itself.
+    is_apart = resolution.path != resolution.start.folder
     if is_apart or "model_id" not in options:
         options["model_id"] = path
 
     options["model_dir"] = path
-    options["device_id"] = "0" if engine.device_ids else "-1"
-    return replace(code, properties=options)
+    options["device_id"] = "0" if resolution.device_ids else "-1"
+    resolution.code_properties = options
 
 
-def choose_requirements(values: Values, code: UserCodeConfig | None) -> RequirementsConfig | None:
-    """Return what is installed for the model's own code, or None."""
+def choose_requirements(resolution: Resolution) -> None:
+    """Choose what is installed for the model's own code, if anything."""
+    resolution.requirements = _requirements(resolution.values, resolution.code)
+
+
+def _requirements(values: Values, code: UserCodeConfig | None) -> RequirementsConfig | None:
     folders = list(user_code_folders(values))
     if code is not None:
         folders.insert(0, Path(code.path).parent)
@@ -292,13 +298,13 @@ def _digest_of_requirements(file: Path) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-def unrun_code(folder: Path) -> list[str]:
-    """Return the line that a checkpoint's own code is not run, or no line if its config.json names
-    no code.
-    """
-    if not facts(folder).get("auto_map"):
-        return []
+def note_unrun_code(resolution: Resolution) -> None:
+    """Note that a checkpoint's own code is not run, if its config.json names code."""
+    values = resolution.values
+    folder = resolution.path
+    if values.final(TRUST) or not facts(folder).get("auto_map"):
+        return
 
     fact = f"{folder / CONFIG}: auto_map names Python code of the checkpoint, which is not run"
-    advice = "option.trust_remote_code=true runs it, if you trust it and the engine can"
-    return [f"{fact}; {advice}"]
+    advice = f"{TRUST}=true runs it, if you trust it and the engine can"
+    values.note(f"{fact}; {advice}")

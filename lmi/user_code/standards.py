@@ -34,9 +34,9 @@ INSTEAD = (
 def refuse_unrun_handlers(values: Values, folders: list[Path]) -> None:
     """Refuse variables that name such a handler, and each file below `folders` that has one."""
     for name in VARIABLES:
-        spec = values.environ.get(name, "").strip()
+        spec = values.start.environ.get(name, "").strip()
         if spec:
-            values.faults.append(f"{name}={shorten(spec)}: {INSTEAD}")
+            values.fail(f"{name}={shorten(spec)}: {INSTEAD}")
 
     for file in _scripts(values, folders):
         mark = _mark(file)
@@ -47,11 +47,11 @@ def refuse_unrun_handlers(values: Values, folders: list[Path]) -> None:
 
 def _scripts(values: Values, folders: list[Path]) -> Iterator[Path]:
     """Yield the files in which that package would look for handlers."""
-    script_folder = values.environ.get(SCRIPT_FOLDER, "").strip()
+    script_folder = values.start.environ.get(SCRIPT_FOLDER, "").strip()
     if script_folder:
         folders = [*folders, Path(script_folder)]
 
-    name = values.environ.get(SCRIPT, "").strip() or "model.py"
+    name = values.start.environ.get(SCRIPT, "").strip() or "model.py"
     for folder in dict.fromkeys(folders):
         for file in (folder / name, folder / "code" / name):
             if file.is_file():

@@ -10,6 +10,7 @@ import pytest
 from lmi.errors import BadConfiguration
 from lmi.settings.properties import parse
 from lmi.settings.resolve import Resolved, resolve
+from lmi.settings.start import StartInputs
 from lmi.shared.machine import Machine
 
 CPU = Machine(num_cores=4)
@@ -24,9 +25,15 @@ def settle(
     flags: Mapping[str, str] | None = None,
     machine: Machine = CPU,
 ) -> Resolved:
-    return resolve(
-        parse(text), environ or {}, flags or {}, folder=folder, cwd=folder.parent, machine=machine
+    start = StartInputs(
+        folder=folder,
+        cwd=folder.parent,
+        machine=machine,
+        properties=parse(text),
+        environ=environ or {},
+        flags=flags or {},
     )
+    return resolve(start)
 
 
 def faults(folder: Path, text: str = "", **given: object) -> list[str]:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import BadConfiguration
-from lmi.settings.properties import parse
-from lmi.settings.resolve import Resolved, resolve
+from lmi.settings.resolve import Resolved
 from lmi.shared.machine import Machine
+from tests.settings import settling
 from tests.settings.settling import CPU
 
 EIGHT_GPUS = Machine(num_cores=96, gpus=tuple("01234567"))
@@ -240,9 +240,7 @@ CASES = {
 
 
 def settle(case: Case, folder: Path, machine: Machine) -> Resolved:
-    return resolve(
-        parse(case.text), case.environ, {}, folder=folder, cwd=folder.parent, machine=machine
-    )
+    return settling.settle(folder, case.text, case.environ, machine=machine)
 
 
 def check(case: Case, resolved: Resolved, engine: str, warned: tuple[str, ...]) -> None:

@@ -14,9 +14,8 @@ from lmi.engine.worker import resolve as load_function
 from lmi.errors import BadConfiguration
 from lmi.settings.config import Config, SamplingDefaults, SamplingValues
 from lmi.settings.handler import Handler, announced
-from lmi.settings.properties import parse
-from lmi.settings.resolve import Resolved, resolve
-from tests.settings.settling import CPU
+from lmi.settings.resolve import Resolved
+from tests.settings import settling
 
 RECORD = """
 from lmi.settings.config import SamplingDefaults, SamplingValues
@@ -63,7 +62,7 @@ def announce(
 
 def settle(folder: Path, text: str) -> Resolved:
     text = f"option.rolling_batch=fox\n{text}"
-    return resolve(parse(text), {}, {}, folder=folder, cwd=folder.parent, machine=CPU)
+    return settling.settle(folder, text)
 
 
 def test_a_function_is_an_engine_with_the_defaults_of_a_record_and_is_not_imported(
@@ -123,9 +122,7 @@ def test_a_record_that_cannot_be_imported_stops_only_those_who_ask_for_its_engin
     folder: Path, announce: Path
 ) -> None:
     announce.write_text("[lmi.handlers]\nfox = a_library_that_nobody_has:HANDLER\n")
-    assert (
-        resolve(parse(""), {}, {}, folder=folder, machine=CPU).config.engine.handler == "lmi-dist"
-    )
+    assert settling.settle(folder).config.engine.handler == "lmi-dist"
     assert settle(folder, "").config.engine.handler == "fox"
     with pytest.raises(
         BadConfiguration, match="engine fox cannot be used here, a library is missing: .*nobody_has"
@@ -136,9 +133,7 @@ def test_a_record_that_cannot_be_imported_stops_only_those_who_ask_for_its_engin
 def test_a_record_that_raises_stops_nobody_else(folder: Path, announce: Path) -> None:
     announce.write_text("[lmi.handlers]\nfox = fox_engine.about:HANDLER\n")
     (announce.parents[1] / "fox_engine" / "about.py").write_text("def HANDLER(")
-    assert (
-        resolve(parse(""), {}, {}, folder=folder, machine=CPU).config.engine.handler == "lmi-dist"
-    )
+    assert settling.settle(folder).config.engine.handler == "lmi-dist"
     with pytest.raises(SyntaxError):
         load_function("fox", announced()["fox"].load)
 

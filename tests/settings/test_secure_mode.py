@@ -11,9 +11,9 @@ import pytest
 
 from lmi.errors import SecurityRefused
 from lmi.settings.config import ServerConfig
-from lmi.settings.properties import Properties
 from lmi.settings.resolve import Resolved, resolve
 from lmi.settings.secure_mode import CONTROLS, check_adapter
+from lmi.settings.start import StartInputs
 from tests.settings.settling import CPU, settle
 
 REQUIREMENTS = "DISALLOW_REQUIREMENTS_TXT"
@@ -339,7 +339,7 @@ def test_what_was_fetched_is_searched_and_may_lie_anywhere(folder: Path, tmp_pat
 
     def settled() -> Resolved:
         fetched = {"owner/model": model, "owner/draft": draft}
-        return resolve(Properties(), environ, {}, cwd=tmp_path, machine=CPU, fetched=fetched)
+        return resolve(StartInputs(cwd=tmp_path, machine=CPU, environ=environ, fetched=fetched))
 
     assert settled().config.model.path == str(model)
 

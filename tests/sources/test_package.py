@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import ModelUnusable, SourceUnreachable
-from lmi.settings.properties import Properties
 from lmi.settings.resolve import resolve
+from lmi.settings.start import StartInputs
+from lmi.shared.machine import Machine
 from lmi.sources import catalogue
 from lmi.sources.catalogue import CATALOGUE, PackagedModel
 from lmi.sources.fetches import WantedSource
@@ -166,7 +167,8 @@ def test_a_model_of_the_catalogue_is_asked_for_until_it_lies_in_the_cache(tmp_pa
     smollm2 = CATALOGUE["smollm2"]
     flags = {"option.model_id": "smollm2", "download_dir": "cache"}
 
-    request = resolve(Properties(), {}, flags, cwd=tmp_path).request
+    start = StartInputs(cwd=tmp_path, machine=Machine(num_cores=4), flags=flags)
+    request = resolve(start).request
     assert request is not None
     assert [wanted.source for wanted in request.sources] == ["smollm2"]
 
@@ -176,12 +178,12 @@ def test_a_model_of_the_catalogue_is_asked_for_until_it_lies_in_the_cache(tmp_pa
         file.truncate(smollm2.file_bytes)
 
     # Until a folder was made of the file, a process must make it.
-    assert resolve(Properties(), {}, flags, cwd=tmp_path).request == request
+    assert resolve(start).request == request
 
     file = folder / Path(smollm2.file).name
     write_small(file, smollm2.file_bytes)
     opened = open_file(file, job(tmp_path / "cache"))
-    resolved = resolve(Properties(), {}, flags, cwd=tmp_path)
+    resolved = resolve(start)
     assert resolved.request is None
     assert (resolved.config.model.path, resolved.config.model.name) == (str(opened), "smollm2")
 
