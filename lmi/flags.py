@@ -23,7 +23,7 @@ from lmi.settings.handler import announced
 from lmi.settings.kinds import BOOLEAN, WORDS
 from lmi.settings.option import Option
 from lmi.settings.other_names import elsewhere, known_keys
-from lmi.settings.shown import written
+from lmi.settings.shown import text_in_file
 from lmi.settings.table import OPTIONS
 
 GROUPS = {"model": "The model", "server": "The server", "engine": "The engine"}
@@ -84,7 +84,7 @@ class OptionFlag(click.Option):
         if len("|".join(words)) > MAX_WORDS_CHARS:
             text += f": {', '.join(words)}"
 
-        default = written(self.row.key, self.row.default)
+        default = text_in_file(self.row.key, self.row.default)
         if default:
             return f"{text} [{self.row.key}; default: {default}]"
 

@@ -2,7 +2,8 @@
 children as JSON.
 
 The default of an option is the default of its field, unless the engine's `Handler` has a different
-one.
+one. An option that is a `ClassVar` fills no field: other values are chosen by it while settings are
+resolved.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ class RequestsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
+    """What is logged, and how."""
+
     log_level: str = option("INFO", LOG_LEVEL, names="SAGEMAKER_CONTAINER_LOG_LEVEL")
     """least level that is logged: DEBUG, INFO, WARNING, ERROR, or Python's numbers"""
     log_format: str = option("auto", choice("auto", "text", "json"))
@@ -133,6 +136,8 @@ def _address_in_container(machine: Machine) -> Choice | None:
 
 @dataclass(frozen=True, kw_only=True)
 class AddressConfig:
+    """Where the server listens."""
+
     host: str = option("127.0.0.1", HOST, choose=_address_in_container)
     """address to listen on; nothing: this machine only, in a container every address"""
     port: int = option(
@@ -512,6 +517,8 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
+    """The settings of a server and its model, frozen: the same in every process."""
+
     server: ServerConfig
     model: ModelConfig
     engine: EngineConfig

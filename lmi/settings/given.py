@@ -76,6 +76,7 @@ class Given:
 
     @property
     def shown(self) -> str:
+        """Its text for people, *** in the place of a secret."""
         return "***" if SECRET.search(self.key) else _printable(self.text)
 
     def fault(self, allowed: str) -> str:

@@ -166,6 +166,7 @@ def _pick_values(resolution: Resolution) -> None:
 
 
 def _freeze_one_model(resolution: Resolution) -> None:
+    """Put all that was settled together, frozen."""
     values = resolution.values
     model = values.fields("model")
     if model.get("output_formatter") not in FORMATTER_WORDS:
@@ -206,6 +207,7 @@ def _code(resolution: Resolution) -> UserCodeConfig | None:
 
 
 def _freeze_several_models(resolution: Resolution) -> None:
+    """Put together what is settled of a server that starts without a model."""
     flags = resolution.start.flags
     of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
     resolution.config = Config(

@@ -19,7 +19,7 @@ class Setting:
 
     @classmethod
     def of(cls, values: Values, key: str) -> Self:
-        value = written(key, values.final(key))
+        value = text_in_file(key, values.final(key))
         winner = values.picked.get(key)
         reason = values.chosen[key].reason if key in values.chosen else ""
         if winner is None:
@@ -33,7 +33,7 @@ class Setting:
         return cls(key, value, source, shadowed)
 
 
-def written(key: str, value: Any) -> str:
+def text_in_file(key: str, value: Any) -> str:
     """Return an option's value in the form that serving.properties has."""
     if value is None:
         option = find(key)

@@ -35,6 +35,7 @@ def _options(part: str, settings: type) -> Iterator[Option]:
 
 
 def _kind_of_type(annotation: str) -> Kind:
+    """Return the kind of values that a field's type allows, by the text of its annotation."""
     type_name = annotation.removeprefix("ClassVar[").removesuffix("]")
     return OF_TYPE.get(type_name) or OF_TYPE[type_name.removesuffix(" | None")]
 

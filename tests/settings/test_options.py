@@ -6,7 +6,7 @@ import pytest
 
 from lmi.settings.option import Option
 from lmi.settings.secure_mode import CONTROLS
-from lmi.settings.shown import written
+from lmi.settings.shown import text_in_file
 from lmi.settings.table import OPTIONS
 
 
@@ -29,5 +29,5 @@ def test_what_an_option_says_of_itself_fits_together(option: Option) -> None:
     assert option.help
     assert option.refused_by in ("", *CONTROLS)
     assert option.own_kinds.keys() <= {*option.env, *option.platform}
-    if text := written(option.key, option.default):
+    if text := text_in_file(option.key, option.default):
         assert option.kind.parse(text) == option.default
