@@ -17,8 +17,17 @@ from orjson import dumps
 from lmi import errors
 from lmi.apis.base.api import JSON, SSE, Api, ErrorFields, ErrorRules, Forms, Row
 from lmi.apis.base.parameters import Parameter, ParameterTable, ParameterValues, named, rows
-from lmi.apis.base.readers import Message, Parsed, anything, boolean, choice, text
-from lmi.apis.guides import AskedGuide, an_object, check_levels, guide_of_format
+from lmi.apis.base.readers import (
+    Message,
+    Parsed,
+    an_object,
+    anything,
+    boolean,
+    check_levels,
+    choice,
+    text,
+)
+from lmi.apis.guides.fields import NO_GUIDE, AskedGuide, guide_of_format
 from lmi.apis.openai import chat_schema
 from lmi.apis.openai.answer_format import OpenAIFormat, default_format
 from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
@@ -187,7 +196,7 @@ def _read_output_config(values: dict[str, Any]) -> AskedGuide:
     if format_by_first_name is not None:
         return guide_of_format("output_format", format_by_first_name, read_format_type)
 
-    return AskedGuide(None, {})
+    return NO_GUIDE
 
 
 def _messages(values: ParameterValues, deferred: Tools) -> list[dict[str, Any]]:

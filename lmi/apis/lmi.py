@@ -46,7 +46,7 @@ from lmi.apis.base.parameters import (
     rows,
 )
 from lmi.apis.base.readers import Message, Parsed, takes
-from lmi.apis.guides import GUIDED, asked_guide
+from lmi.apis.guides.fields import GUIDED, asked_guide
 from lmi.settings.config import ModelConfig, SamplingDefaults
 from lmi.types import Answer, AnswerFormat, OutputFormat, Token, ranked
 
@@ -228,7 +228,7 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     if num_prompt_log_probs is None and "decoder_input_details" in values:
         num_prompt_log_probs = 0
 
-    guide, field_names = asked_guide(values, "parameters.")
+    guide = asked_guide(values, "parameters.")
     needs_ranking = parameters.needs_ranking(values)
     request = parameters.request_of(
         {"num_top_log_probs": values.get("top_n_tokens")} | values,
@@ -237,11 +237,11 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
         prompt=fields["inputs"],
         num_prompt_log_probs=num_prompt_log_probs,
         needs_log_probs=values["details"] or format.is_streamed or needs_ranking,
-        guided_decoding=guide,
+        guided_decoding=guide.params,
         adapter=readers.adapter("adapters", fields.get("adapters")),
     )
 
-    format = replace(format, details=values["details"], field_names=field_names)
+    format = replace(format, details=values["details"], field_names=guide.field_names)
     return Parsed((request,), format, ignored)
 
 

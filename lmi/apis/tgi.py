@@ -45,7 +45,7 @@ from lmi.apis.base.readers import (
     number,
     read_object,
 )
-from lmi.apis.guides import CONTRACT_NAME, HELP, tgi_grammar
+from lmi.apis.guides.fields import CONTRACT_NAME, HELP, tgi_grammar
 from lmi.description.parts import (
     NOTHING,
     ApiDescription,

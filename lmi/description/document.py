@@ -17,7 +17,7 @@ from lmi.apis.base.readers import adapter, json_schema_of
 from lmi.apis.openai import description as openai
 from lmi.apis.responses import api as responses
 from lmi.apis.table import BY_ROUTE
-from lmi.apis.triton import api as triton
+from lmi.apis.triton import description as triton
 from lmi.description import parts
 from lmi.description.parts import (
     ApiDescription,

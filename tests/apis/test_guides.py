@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmi.apis import batch as dynamic_batch, lmi, tgi
-from lmi.apis.guides import asked_guide, json_schema
+from lmi.apis.guides.fields import asked_guide, json_schema
 from lmi.apis.openai import chat_schema as openai_chat, schema as openai
 from lmi.apis.triton import schema as triton
 from lmi.errors import InvalidParameter
@@ -177,4 +177,4 @@ def test_two_structures_are_refused_by_the_name_of_the_second() -> None:
     ):
         asked_guide(given, "parameters.")
 
-    assert asked_guide({}) == (None, {})
+    assert asked_guide({}) == (None, None)

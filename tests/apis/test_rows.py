@@ -21,7 +21,7 @@ from lmi.apis.base.readers import Parsed
 from lmi.apis.openai import chat_schema as openai_chat, schema as openai
 from lmi.apis.responses import schema as responses
 from lmi.apis.responses.api import RESPONSES
-from lmi.apis.triton import schema as triton
+from lmi.apis.triton import inputs, schema as triton
 from lmi.errors import InvalidRequest
 from lmi.executor import SamplingConfig
 from lmi.settings.config import ModelConfig
@@ -210,7 +210,7 @@ APIS = {
         "temperature top_p top_k stop_sequences cache_salt max_tokens",
     ),
     "triton": Asking(
-        triton.MEANT,
+        inputs.MEANINGS,
         _triton,
         {"temperature": 0.7, "return_logprobs": True},
         SHARED + "stop_words best_of logprobs lora_name",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lmi import __version__
-from lmi.apis.triton.schema import INPUTS
+from lmi.apis.triton.inputs import INPUTS
 from lmi.shared.state import Phase
 from tests.scripted import CONTEXT, Host, host
 

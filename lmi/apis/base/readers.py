@@ -333,6 +333,9 @@ cache_salt = checked(
     {"type": "string", "minLength": 1, "maxLength": MAX_SALT_CHARS, "pattern": r"^[^@/\\\x00]*$"},
     _salt_fault,
 )
+an_object = checked(
+    {"type": "object"}, lambda value: "" if isinstance(value, dict) else "an object"
+)
 RANK = integer(-PRIORITY_STEPS // 2, PRIORITY_STEPS // 2)
 
 
@@ -409,6 +412,15 @@ def list_of(read_item: Reader, items: str, max_items: int, *, is_numbered: bool 
         return tuple(read_item(f"{name}[{i}]", member) for i, member in enumerate(value))
 
     return read
+
+
+def check_levels(name: str, value: dict[str, Any]) -> bytes:
+    """Return the JSON of an object. Raises InvalidParameter if it has too many levels."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        # The object has more than 254 levels.
+        raise InvalidParameter(name, "an object of fewer levels", value) from None
 
 
 def _word_fault(value: object) -> str:

@@ -19,8 +19,10 @@ from lmi.apis.base.parameters import Parameter, ParameterTable, ParameterValues,
 from lmi.apis.base.readers import (
     Message,
     Parsed,
+    an_object,
     anything,
     boolean,
+    check_levels,
     check_size,
     choice,
     integer,
@@ -28,7 +30,7 @@ from lmi.apis.base.readers import (
     takes,
     text,
 )
-from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels
+from lmi.apis.guides.fields import AskedGuide, asked_guide
 from lmi.apis.openai import schema
 from lmi.apis.openai.answer_format import HARMONY, OpenAIFormat
 from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
@@ -300,7 +302,7 @@ def chat_request(
 
     if choice.is_forced:
         params = call_guide(choice, tools, values.get("parallel_tool_calls", True))
-        guide = AskedGuide(params, {CONTRACT_NAME: "tool_choice"})
+        guide = AskedGuide(params, "tool_choice")
 
     # A guide holds from the first token on, so the answer begins with no thought.
     if guide.params is not None:
@@ -320,7 +322,7 @@ def chat_request(
         guided_decoding=guide.params,
     )
 
-    field_names = dict(guide.field_names)
+    field_names = guide.field_names
     for n, image in enumerate(chat.images):
         field_names[f"images[{n}]"] = image.place
 

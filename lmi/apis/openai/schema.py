@@ -23,7 +23,7 @@ from lmi.apis.base.parameters import (
 )
 from lmi.apis.base.readers import Message, Parsed, anything, boolean, takes, text
 from lmi.apis.beams import read_search
-from lmi.apis.guides import asked_guide
+from lmi.apis.guides.fields import asked_guide
 from lmi.apis.openai.answer_format import OpenAIFormat, default_format
 from lmi.apis.openai.fields import CANNOT, hidden
 from lmi.apis.openai.shared_parameters import SHARED, STREAM_OPTIONS
@@ -150,17 +150,18 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     forget_unused(values, COMPLETION, message.format, ignored)
     fill_in(values, COMPLETION, message)
 
-    guide, field_names = asked_guide(values)
+    guide = asked_guide(values)
     format = replace(
         format_of(values, message.format),
         has_log_probs="logprobs" in values,
         is_answer_wanted=values.get("max_new_tokens") != 0,
     )
 
+    field_names = guide.field_names
     num_top = values.get("logprobs", 0)
     if values.get("return_full_text") and format.has_log_probs:
         if format.num_prompt_log_probs is None:
-            field_names = {**field_names, "num_prompt_log_probs": "logprobs"}
+            field_names["num_prompt_log_probs"] = "logprobs"
 
         values["num_prompt_log_probs"] = max(num_top, format.num_prompt_log_probs or 0)
 
@@ -171,7 +172,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
         max_new_tokens=max(1, values.get("max_new_tokens", DEFAULT_MAX_TOKENS)),
         num_top_log_probs=num_top or None,
         needs_log_probs=format.has_log_probs or values.get("best_of", 1) > format.num_choices,
-        guided_decoding=guide,
+        guided_decoding=guide.params,
     )
     return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, ignored)
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from lmi.apis.base import readers
 from lmi.apis.base.parameters import ROWS, Parameter
-from lmi.apis.base.readers import boolean, takes, text
+from lmi.apis.base.readers import an_object, boolean, takes, text
 from lmi.apis.beams import USE_BEAM_SEARCH
-from lmi.apis.guides import GUIDED, HELP, OTHER_GUIDES, an_object, structured_outputs
+from lmi.apis.guides.fields import GUIDED, HELP, OTHER_GUIDES, structured_outputs
 from lmi.errors import InvalidParameter
 from lmi.executor import DEFAULT_PRIORITY
 from lmi.types import OutputFormat

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lmi.apis.base.parameters import Parameter, named
-from lmi.apis.base.readers import anything, text
-from lmi.apis.guides import an_object, check_levels, checked_references, json_schema
+from lmi.apis.base.readers import an_object, anything, check_levels, text
+from lmi.apis.guides.fields import json_schema
+from lmi.apis.guides.references import checked_references
 from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import GuidedDecodingParams
 

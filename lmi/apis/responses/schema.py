@@ -12,15 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmi.apis.base.parameters import ROWS, Parameter, ParameterTable, ParameterValues, named
-from lmi.apis.base.readers import Message, Parsed, anything, choice, integer, takes, text
-from lmi.apis.guides import (
-    CONTRACT_NAME,
-    AskedGuide,
+from lmi.apis.base.readers import (
+    Message,
+    Parsed,
     an_object,
-    asked_guide,
+    anything,
     check_levels,
-    guide_of_format,
+    choice,
+    integer,
+    takes,
+    text,
 )
+from lmi.apis.guides.fields import AskedGuide, asked_guide, guide_of_format
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.chat_formatter import named_event
 from lmi.apis.openai.chat_schema import CHAT, chat_request, content, fill_in, parsed_arguments
@@ -250,9 +253,8 @@ def _asked_guide(values: ParameterValues) -> AskedGuide:
     if guide_of_text.params is None:
         return guide_of_chats
 
-    if guide_of_chats.params is not None:
-        name = guide_of_chats.field_names[CONTRACT_NAME]
-        raise InvalidParameter(name, "left out beside text.format", "both")
+    if guide_of_chats.field is not None:
+        raise InvalidParameter(guide_of_chats.field, "left out beside text.format", "both")
 
     return guide_of_text
 

@@ -1,4 +1,4 @@
-"""Answers of Triton's generate extension, its rows and their description.
+"""Answers of Triton's generate extension, and its two APIs.
 
 A stream has an event for each Delta, and only the end of the body ends it, because clients read
 every line that is not empty as such an object. The bytes are Triton's: keys sorted, no spaces,
@@ -24,25 +24,18 @@ from lmi.apis.base.api import (
     WholeFormatter,
     text_of,
 )
-from lmi.apis.base.readers import Parsed, json_schema_of
+from lmi.apis.base.readers import Parsed
 from lmi.apis.triton import schema
+from lmi.apis.triton.inputs import INPUTS
 from lmi.apis.triton.schema import TritonFormat
-from lmi.description.parts import (
-    NOTHING,
-    ApiDescription,
-    Form,
-    Schema,
-    answer_object,
-    content,
-    either,
-    request_object,
-    schema_of,
-)
 from lmi.errors import GenerationFailed
-from lmi.settings.config import Config
 from lmi.types import Answer, AnswerEnd, Delta, OutputFormat, Token, ranked
 
-REASONS = {AnswerEnd.EOS_TOKEN: "stop", AnswerEnd.STOP_SEQUENCE: "stop", AnswerEnd.LENGTH: "length"}
+FINISH_REASONS = {
+    AnswerEnd.EOS_TOKEN: "stop",
+    AnswerEnd.STOP_SEQUENCE: "stop",
+    AnswerEnd.LENGTH: "length",
+}
 # The outputs besides text_output, under the names of a model's metadata.
 OUTPUTS = {
     "finish_reason": "BYTES",
@@ -55,11 +48,11 @@ OUTPUTS = {
 }
 
 
-def _reasons(answer: Answer) -> list[str]:
+def _finish_reasons(answer: Answer) -> list[str]:
     if answer.finish_reason is None:
         return ["None"]
 
-    return [REASONS[answer.finish_reason]]
+    return [FINISH_REASONS[answer.finish_reason]]
 
 
 def _log_probs(answer: Answer) -> list[str]:
@@ -69,7 +62,7 @@ def _log_probs(answer: Answer) -> list[str]:
 
 # The values that one sequence, or a part of it, adds to an output.
 VALUES_OF: dict[str, Callable[[Answer], Sequence[Any]]] = {
-    "finish_reason": _reasons,
+    "finish_reason": _finish_reasons,
     "num_output_tokens": lambda answer: [len(answer.tokens)],
     "output_log_probs": lambda answer: [token.log_prob for token in answer.tokens],
     "logprobs": _log_probs,
@@ -77,6 +70,8 @@ VALUES_OF: dict[str, Callable[[Answer], Sequence[Any]]] = {
 
 
 class TritonWhole(WholeFormatter[TritonFormat]):
+    """Writes the answer as one object."""
+
     def _whole(self, answers: list[Answer]) -> bytes:
         num_input_tokens = answers[0].num_prompt_tokens
         if self._format.num_answers < len(answers):
@@ -111,12 +106,16 @@ class TritonWhole(WholeFormatter[TritonFormat]):
 
 
 class TritonOneEvent(TritonWhole):
+    """Writes a whole answer as the only event of a stream."""
+
     media_type = f"{SSE}; charset=utf-8"
     opening = b"data: "
     closing = b"\n\n"
 
 
 class TritonStream(TritonOneEvent):
+    """Writes an event for each Delta of the only sequence."""
+
     is_streaming = True
 
     def __init__(self, parsed: Parsed[TritonFormat]) -> None:
@@ -132,6 +131,7 @@ class TritonStream(TritonOneEvent):
 
 
 def _tensor(values: Sequence[Any]) -> Any:
+    """Return the values of an output as JSON has them: the value itself if it is the only one."""
     return values[0] if len(values) == 1 else values
 
 
@@ -166,9 +166,7 @@ TRITON: Api[TritonFormat] = Api(
     read=partial(schema.read, output_format=OutputFormat.JSON),
     parse=schema.parse,
     formatter=_formatter,
-    errors=ErrorRules(
-        EVENTS.write_error, (Row(GenerationFailed, 500),), schema.INPUTS.wire_names()
-    ),
+    errors=ErrorRules(EVENTS.write_error, (Row(GenerationFailed, 500),), INPUTS.wire_names()),
 )
 TRITON_STREAM = replace(
     TRITON,
@@ -176,109 +174,3 @@ TRITON_STREAM = replace(
     paths=tuple(f"{model}/generate_stream" for model in MODELS),
     read=partial(schema.read, output_format=OutputFormat.SSE),
 )
-
-
-def _one_or_several(form: Form) -> Schema:
-    return either(form, [form])
-
-
-# The description, for /openapi.json.
-EXAMPLE = {
-    "id": "42",
-    "text_input": "What is the capital of France?",
-    "parameters": {"max_tokens": 8},
-}
-FIELDS = {name: json_schema_of(row.read) for name, row in schema.INPUTS.items()}
-NEEDED: Schema = {"required": ["text_input"]}
-REQUEST: Schema = {
-    "allOf": [schema_of("TritonInputs")],
-    **request_object(
-        {
-            "id": {"type": "string", "maxLength": schema.MAX_ID_BYTES},
-            schema.PACKED: {
-                "type": "string",
-                "description": "JSON of an object with more of these names",
-            },
-            "parameters": "TritonInputs",
-        }
-    ),
-    "anyOf": [NEEDED, {"properties": {"parameters": NEEDED}, "required": ["parameters"]}],
-    "description": "Each name once, at the top or in parameters; text_input is required.",
-    "examples": [EXAMPLE],
-}
-PROMPT: Schema = {
-    "type": ["string", "array"],
-    "items": schema_of(str),
-    "minLength": 1,
-    "minItems": 1,
-    "maxItems": 1,
-}
-VALUES: dict[str, Form] = {
-    "FP32": float | None,
-    "BYTES": str,
-    "UINT32": int,
-}
-ANSWER: dict[str, Form] = {
-    "id": str,
-    "model_name": str,
-    "model_version": str,
-    "text_output": either(str, [str]),
-}
-ANSWER |= {name: _one_or_several(VALUES[datatype]) for name, datatype in OUTPUTS.items()}
-TENSORS = [answer_object(name=str, datatype=str, shape=[int])]
-COUNTS: dict[str, Form] = {"inference_count": int, "execution_count": int}
-ENDS = answer_object(
-    success=answer_object(count=int), fail=answer_object(count=int), cancel=answer_object(count=int)
-)
-SCHEMAS = {
-    "TritonInputs": request_object(FIELDS | {"text_input": PROMPT}),
-    "TritonRequest": REQUEST,
-    "TritonAnswer": answer_object(
-        optional=("id", *OUTPUTS),
-        **ANSWER,
-    ),
-    "TritonEvent": answer_object(
-        optional=(*ANSWER, "error"),
-        **ANSWER,
-        error=str,
-    ),
-    "TritonError": answer_object(error=str),
-    "TritonServer": answer_object(name=str, version=str, extensions=[str]),
-    "TritonModel": answer_object(
-        name=str, versions=[str], platform=str, inputs=TENSORS, outputs=TENSORS
-    ),
-    "TritonIndex": schema_of(
-        [answer_object(optional=("reason",), name=str, version=str, state=str, reason=str)]
-    ),
-    "TritonStats": answer_object(
-        model_stats=[answer_object(name=str, version=str, **COUNTS, inference_stats=ENDS)]
-    ),
-}
-
-
-def describe(config: Config) -> ApiDescription:
-    about = "Triton's generate extension on KServe v2. The end of the body is the end of a stream."
-    api = ApiDescription(
-        "Triton", about, config.model, SCHEMAS, content("TritonError"), [TRITON.errors]
-    )
-    events = content("TritonEvent", TritonStream.media_type)
-    request = "TritonRequest"
-    for model in MODELS:
-        api.infer(f"{model}/generate", "Continue a prompt", "TritonAnswer", request)
-        piecewise = "Continue a prompt, piece by piece"
-        api.infer(f"{model}/generate_stream", piecewise, events, request)
-        api.add("get", model, "What the model takes and gives", "TritonModel")
-        api.add("get", f"{model}/ready", "Whether the model is ready", NOTHING)
-        api.add("get", f"{model}/stats", "How many requests came to which end", "TritonStats")
-        api.add("post", f"{model}/infer", "Not served: always 404", None)
-        api.add("get", f"{model}/config", "Not served: always 404", None)
-
-    summary = "The same of every model, of which there is one"
-    api.add("get", "/v2/models/stats", summary, "TritonStats")
-    for path in ("/v2", "/v2/"):
-        api.add("get", path, "Who answers", "TritonServer")
-
-    api.add("get", "/v2/health/live", "Whether the server lives", NOTHING)
-    api.add("get", "/v2/health/ready", "Whether the server is ready", NOTHING)
-    api.add("post", "/v2/repository/index", "The model that is here", "TritonIndex")
-    return api

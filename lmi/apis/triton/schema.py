@@ -1,39 +1,38 @@
 """The request of Triton's generate extension: `{"id": "42", "text_input": "...", "parameters":
 {...}}`.
 
-The inputs are all those of Triton's vLLM backend and of TensorRT-LLM's models. A name means the
-same at the top level, in `parameters`, and in the JSON text of `sampling_parameters`, and comes
-once. A scalar may come as a list of one, a number or flag as text. Sources: Triton's
-extension_generate.md; vllm_backend; TensorRT-LLM's models.
+A name means the same at the top level, in `parameters`, and in the JSON text of
+`sampling_parameters`, and comes once. Source: Triton's extension_generate.md.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import orjson
-
 from lmi.apis.base import readers
-from lmi.apis.base.parameters import ROWS, Parameter, ParameterTable, request_of, rows
-from lmi.apis.base.readers import Message, Parsed, Reader, takes
-from lmi.apis.beams import USE_BEAM_SEARCH, read_search
-from lmi.apis.guides import CONTRACT_NAME, json_schema
-from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unsupported, shorten
-from lmi.executor import GuidedDecodingParams, GuideType
-from lmi.executor.checks import MAX_INT
+from lmi.apis.base.parameters import ParameterValues, request_of
+from lmi.apis.base.readers import Message, Parsed
+from lmi.apis.beams import read_search
+from lmi.apis.guides.fields import json_schema
+from lmi.apis.triton.inputs import (
+    DEFAULT_MAX_NEW_TOKENS,
+    GUIDE_TYPES,
+    INPUTS,
+    LOG_PROB_OUTPUTS,
+    PACKED,
+    REFUSED,
+    RETURNS,
+    WITHOUT_EFFECT,
+    input_name,
+    scalar,
+)
+from lmi.errors import InvalidParameter, MalformedRequest, shorten
+from lmi.executor import GuidedDecodingParams
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, OutputFormat
 
-DEFAULT_MAX_NEW_TOKENS = 30
 # Every event repeats the id.
 MAX_ID_BYTES = 1024
-# A number that comes as text has at most so many characters.
-MAX_NUMBER_CHARS = 32
-GUIDE_TYPES = {kind.name.lower(): kind for kind in GuideType}
-PROMPT = readers.checked(
-    {}, lambda value: "" if isinstance(value, str) and value else "a non-empty string"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,263 +58,10 @@ class _Member(NamedTuple):
     error_prefix: str
 
 
-def _words(max_words: int) -> Reader:
-    """Make a reader of a string or a list of strings, where "" counts as left out."""
-    read_list = readers.strings(max_words)
-
-    @takes({"type": ["string", "array"], "items": {"type": "string"}})
-    def read(name: str, value: object) -> tuple[str, ...]:
-        words = [value] if isinstance(value, str) else value
-        if isinstance(words, list):
-            words = [word for word in words if word != ""]
-
-        return read_list(name, words)  # type: ignore[no-any-return]
-
-    return read
-
-
-def _stop(name: str, value: object) -> tuple[str, ...]:
-    """Read stop words. In TensorRT-LLM's LLM-API model `stop` is a flag that ends the running
-    request of that id.
-    """
-    if value is True or value == [True]:
-        raise Unsupported(name, "a request is cancelled by closing its connection")
-
-    return () if value is False else STOP_WORDS(name, value)
-
-
-def _unless_empty(read_value: Reader) -> Reader:
-    return lambda name, value: None if value == "" else read_value(name, value)
-
-
-NEGATED = takes({"type": "boolean"})(lambda name, value: not readers.boolean(name, value))
-GUIDE_TYPE = _unless_empty(readers.choice(tuple(GUIDE_TYPES)))
-STOP_WORDS = _words(readers.MAX_STOP_SEQUENCES)
-NOT_BUILT = {
-    "an adapter is used by the name that it was loaded under, lora_name": (
-        "lora_id",
-        "lora_path",
-        "lora_task_id",
-        "lora_weights",
-        "lora_config",
-    ),
-    "the model reads text alone": (
-        "image",
-        "image_url",
-        "image_url_input",
-    ),
-    "no engine here takes embeddings": (
-        "prompt_embedding_table",
-        "embedding_request",
-    ),
-    "no API here can bias words": (
-        "embedding_bias_words",
-        "embedding_bias_weights",
-        "logit_bias",
-    ),
-    "the model has no encoder": ("decoder_text_input",),
-    "no API here carries it": (
-        "return_context_logits",
-        "return_generation_logits",
-        "return_perf_metrics",
-        "sampling_param_return_perf_metrics",
-        "return_stop_reason",
-    ),
-}
-
-
-def _refused() -> dict[str, Reader]:
-    refused = {}
-    for reason, names in NOT_BUILT.items():
-        for name in names:
-            refused[name] = readers.refused(reason, *NOTHING)
-
-    return refused
-
-
-NOTHING: tuple[object, ...] = ("", [], [""], [0], [False], False, 0)
-REFUSED = _refused()
-# The keys of the answer that each flag asks for.
-RETURNS: dict[str, tuple[str, ...]] = {
-    "return_finish_reason": ("finish_reason",),
-    "return_num_input_tokens": ("num_input_tokens",),
-    "return_num_output_tokens": ("num_output_tokens",),
-    "return_cumulative_logprob": ("cumulative_logprob",),
-    "return_logprobs": ("logprobs",),
-    "return_log_probs": ("cum_log_probs", "output_log_probs"),
-}
-LOG_PROB_OUTPUTS = frozenset(
-    (
-        "cumulative_logprob",
-        "logprobs",
-        "cum_log_probs",
-        "output_log_probs",
-    )
-)
-WITHOUT_EFFECT = {
-    "end_id": "the model's own end tokens count",
-    "pad_id": "nothing is padded",
-    "accumulate_tokens": "an event holds what is new",
-    "lora_ckpt_source": "without an adapter",
-}
-PACKED = "sampling_parameters"
-
-
-def said(name: str) -> str:
-    """Return the name that an error uses for an input."""
-    return f"input '{name}'"
-
-
-def tensor(name: str, row: Parameter) -> dict[str, object]:
-    return {"name": name, "datatype": _datatype(row), "shape": [-1 if () in row.off else 1]}
-
-
-def _datatype(row: Parameter) -> str:
-    schema = readers.json_schema_of(row.read)
-    schema = schema.get("anyOf", [schema])[0]
-    kind = schema.get("type")
-    if kind == "array":
-        kind = schema["items"]["type"]
-
-    if kind == "integer":
-        return "UINT64" if schema.get("maximum", 0) > MAX_INT else "INT32"
-
-    if kind == "number":
-        return "FP32"
-
-    return "BOOL" if kind == "boolean" else "BYTES"
-
-
-def _input(row: Parameter) -> Parameter:
-    """Return a parameter that may come as a tensor: a scalar as a list of one, a number or flag as
-    text.
-    """
-    is_list = () in row.off
-    if is_list:
-        return row
-
-    is_text = _datatype(row) == "BYTES"
-
-    def read(name: str, value: object) -> Any:
-        return row.read(name, _scalar(name, value, is_text=is_text))
-
-    schema = readers.json_schema_of(row.read)
-    if schema:
-        schemas = [schema, {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}]
-        if not is_text:
-            schemas.append({"type": "string", "description": "the same as text"})
-
-        read = takes({"anyOf": schemas})(read)
-
-    return replace(row, read=read)
-
-
-def _flags() -> dict[str, Parameter]:
-    """Return the flags that ask for keys of the answer."""
-    flags = {}
-    for name, keys in RETURNS.items():
-        meaning = f"Whether the answer has {' and '.join(keys)}."
-        flags[name] = Parameter(name, readers.boolean, meaning, (False,))
-
-    return flags
-
-
-def _scalar(name: str, value: object, *, is_text: bool) -> object:
-    if isinstance(value, list):
-        if len(value) != 1:
-            raise InvalidRequest(
-                f"The schema can not convert {name} to tensor with proper shape: one element"
-            )
-
-        value = value[0]
-
-    if isinstance(value, str) and not is_text and len(value) <= MAX_NUMBER_CHARS:
-        with suppress(orjson.JSONDecodeError):
-            return orjson.loads(value.lower())
-
-    return value
-
-
-MEANT = rows(
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "n",
-    "best_of",
-    "beam_width",
-)
-MEANT["use_beam_search"] = USE_BEAM_SEARCH
-MEANT |= rows(
-    "length_penalty",
-    "early_stopping",
-    "cache_salt",
-    logprobs="num_top_log_probs",
-    lora_name="adapter",
-)
-MEANT |= {
-    "text_input": Parameter("prompt", PROMPT, "The prompt.", fields=("inputs", "input_token_ids")),
-    "stream": Parameter("stream", readers.boolean, "Whether the answer comes token by token."),
-    "max_tokens": replace(ROWS["max_new_tokens"], off=(DEFAULT_MAX_NEW_TOKENS,)),
-    "temperature": replace(ROWS["temperature"], off=(0,)),
-    "stop_words": replace(ROWS["stop_sequences"], read=STOP_WORDS),
-    "stop": Parameter("stop", _stop, "Texts that end the answer.", ((),)),
-    "bad_words": replace(ROWS["bad_sequences"], read=_words(readers.MAX_WORDS)),
-    "logits_post_processor_name": replace(ROWS["logits_post_processor_name"], off=("",)),
-    "guided_decoding_guide_type": Parameter(
-        "guide_type",
-        GUIDE_TYPE,
-        "The kind of structure that the answer must have.",
-        fields=(CONTRACT_NAME,),
-    ),
-    "guided_decoding_guide": Parameter("guide", _unless_empty(readers.text), "That structure."),
-    "exclude_input_in_output": replace(ROWS["return_full_text"], read=NEGATED),
-    **_flags(),
-}
-# Names that other models of Triton have for the same inputs.
-TWINS = {
-    "streaming": "stream",
-    "random_seed": "seed",
-    "min_length": "min_tokens",
-    "num_return_sequences": "n",
-    "len_penalty": "length_penalty",
-    "sampling_param_stop": "stop_words",
-    "sampling_param_exclude_input_from_output": "exclude_input_in_output",
-    "sampling_param_max_tokens": "max_tokens",
-    "sampling_param_temperature": "temperature",
-    "sampling_param_top_k": "top_k",
-    "sampling_param_top_p": "top_p",
-    "sampling_param_seed": "seed",
-    "sampling_param_presence_penalty": "presence_penalty",
-    "sampling_param_frequency_penalty": "frequency_penalty",
-    "sampling_param_best_of": "best_of",
-}
-
-
-def _inputs() -> dict[str, Parameter]:
-    """Return the rows of all names, those of other models last."""
-    inputs = {name: _input(row) for name, row in MEANT.items()}
-    for twin, name in TWINS.items():
-        inputs[twin] = _input(MEANT[name])
-
-    return inputs
-
-
-INPUTS = ParameterTable(_inputs(), said)
-
-
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, output_format: OutputFormat
 ) -> Message[TritonFormat]:
+    """Read a body, whose path says the form of the answer. Raises MalformedRequest."""
     readers.check_values(body)
     try:
         fields = readers.read_object(body)
@@ -332,6 +78,7 @@ def read(
 
 
 def _id(fields: dict[str, Any]) -> str:
+    """Return the id of a request, which its answer repeats."""
     request_id = fields["id"]
     if not isinstance(request_id, str):
         raise MalformedRequest(
@@ -345,6 +92,7 @@ def _id(fields: dict[str, Any]) -> str:
 
 
 def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
+    """Check the inputs, and return the request with its format."""
     ignored: list[str] = []
     values = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | _read(message.fields, ignored)
     if "prompt" not in values:
@@ -356,22 +104,11 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
     INPUTS.check_together(values, is_streamed=is_streaming)
     read_search(INPUTS, values, is_streamed=is_streaming)
 
-    is_sampling = values.get("temperature") and values.get("top_p") != 0
-    is_greedy = "beam_width" not in values and not is_sampling
-    reasons = INPUTS.without_effect(values, is_greedy=is_greedy)
-    if is_streaming:
-        reasons["return_full_text"] = "in a stream"
-
-    if "return_logprobs" not in values:
-        reasons["num_top_log_probs"] = "without return_logprobs"
-
+    is_greedy = _is_greedy(values)
+    reasons = _without_effect(values, is_greedy=is_greedy, is_streaming=is_streaming)
     INPUTS.drop(values, reasons, ignored)
 
-    outputs: tuple[str, ...] = ()
-    for flag, keys in RETURNS.items():
-        if flag in values:
-            outputs += keys
-
+    outputs = _outputs(values)
     has_log_probs = not LOG_PROB_OUTPUTS.isdisjoint(outputs)
     request = request_of(
         values,
@@ -380,18 +117,50 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
         needs_log_probs=has_log_probs or "best_of" in values,
         guided_decoding=_guide(values.get("guide_type"), values.get("guide")),
     )
-
-    field_names = {}
-    if "use_beam_search" in values:
-        field_names["beam_width"] = said("use_beam_search")
-
     format = replace(
         message.format,
         outputs=outputs,
         num_answers=values.get("n", request.sampling.beam_width),
-        field_names=field_names,
+        field_names=_field_names(values),
     )
     return Parsed((request,), format, ignored)
+
+
+def _is_greedy(values: ParameterValues) -> bool:
+    is_sampling = values.get("temperature") and values.get("top_p") != 0
+    return "beam_width" not in values and not is_sampling
+
+
+def _without_effect(
+    values: ParameterValues, *, is_greedy: bool, is_streaming: bool
+) -> dict[str, str]:
+    """Return the rows that this answer cannot use, with the reasons."""
+    reasons = INPUTS.without_effect(values, is_greedy=is_greedy)
+    if is_streaming:
+        reasons["return_full_text"] = "in a stream"
+
+    if "return_logprobs" not in values:
+        reasons["num_top_log_probs"] = "without return_logprobs"
+
+    return reasons
+
+
+def _outputs(values: ParameterValues) -> tuple[str, ...]:
+    """Return the keys of the answer that flags ask for."""
+    outputs: tuple[str, ...] = ()
+    for flag, keys in RETURNS.items():
+        if flag in values:
+            outputs += keys
+
+    return outputs
+
+
+def _field_names(values: ParameterValues) -> dict[str, str]:
+    """Return the name that an engine's refusal has for beams that another input asked for."""
+    if "use_beam_search" in values:
+        return {"beam_width": input_name("use_beam_search")}
+
+    return {}
 
 
 def _members(fields: dict[str, Any]) -> Iterator[_Member]:
@@ -424,9 +193,9 @@ def _with_packed(member: _Member) -> Iterator[_Member]:
 
 def _unpack(value: object) -> dict[str, Any]:
     """Return the fields that PACKED holds, without the null that some clients' libraries write."""
-    value = _scalar(said(PACKED), value, is_text=True)
+    value = scalar(input_name(PACKED), value, is_text=True)
     if not isinstance(value, str):
-        raise InvalidParameter(said(PACKED), "a string that holds a JSON object", value)
+        raise InvalidParameter(input_name(PACKED), "a string that holds a JSON object", value)
 
     if not value:
         return {}
@@ -449,13 +218,13 @@ def _read(fields: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
         name = member.name
         is_input = name in INPUTS or name in REFUSED or name == PACKED
         if is_input and name in names:
-            raise MalformedRequest(f"{said(name)} already exists in request")
+            raise MalformedRequest(f"{input_name(name)} already exists in request")
 
         names.add(name)
         if name in INPUTS:
             _read_input(member, values)
         elif name in REFUSED:
-            REFUSED[name](said(name), member.value)
+            REFUSED[name](input_name(name), member.value)
         elif name != PACKED:
             _ignore(member, ignored)
 
@@ -465,7 +234,7 @@ def _read(fields: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
 def _read_input(member: _Member, values: dict[str, Any]) -> None:
     """Add the value of an input to `values`, if it has an effect."""
     row = INPUTS[member.name]
-    checked = row.read(said(member.name), member.value)
+    checked = row.read(input_name(member.name), member.value)
     if checked is None or checked in row.off:
         return
 
@@ -479,9 +248,12 @@ def _read_input(member: _Member, values: dict[str, Any]) -> None:
 
 
 def _ignore(member: _Member, ignored: list[str]) -> None:
+    """Add a line to `ignored` for a field that is no input. Raises MalformedRequest if Triton takes
+    no parameter of this type.
+    """
     name = member.name
     if name in WITHOUT_EFFECT:
-        ignored.append(f"{said(name)}: no effect, {WITHOUT_EFFECT[name]}")
+        ignored.append(f"{input_name(name)}: no effect, {WITHOUT_EFFECT[name]}")
     elif isinstance(member.value, str | int | float):
         ignored.append(f"{shorten(name)}: unknown")
     else:
@@ -492,19 +264,20 @@ def _ignore(member: _Member, ignored: list[str]) -> None:
 
 
 def _guide(kind: str | None, guide: str | None) -> GuidedDecodingParams | None:
+    """Return the guide of the two inputs that together ask for one. The kind `json` has no text."""
     if kind is None and guide is None:
         return None
 
     if kind is None:
         raise InvalidParameter(
-            said("guided_decoding_guide_type"), "given beside guided_decoding_guide", kind
+            input_name("guided_decoding_guide_type"), "given beside guided_decoding_guide", kind
         )
 
     if (guide is None) != (kind == "json"):
         rule = "left out for json" if kind == "json" else f"given for {kind}"
-        raise InvalidParameter(said("guided_decoding_guide"), rule, guide)
+        raise InvalidParameter(input_name("guided_decoding_guide"), rule, guide)
 
     if kind == "json_schema":
-        return json_schema(said("guided_decoding_guide"), guide)
+        return json_schema(input_name("guided_decoding_guide"), guide)
 
     return GuidedDecodingParams(GUIDE_TYPES[kind], guide)

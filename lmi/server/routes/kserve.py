@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from lmi import __version__
 from lmi.apis.triton.api import MODELS, OUTPUTS
-from lmi.apis.triton.schema import INPUTS, tensor
+from lmi.apis.triton.inputs import INPUTS, tensor
 from lmi.http.exchange import Exchange
 from lmi.server.routes.health import health, liveness, service_health
 from lmi.server.routes.invocations import named_model

@@ -13,7 +13,7 @@ from hypothesis import example, given, strategies as st
 
 from lmi.apis import tgi
 from lmi.apis.base.readers import Parsed
-from lmi.apis.guides import GRAMMARS
+from lmi.apis.guides.fields import GRAMMARS
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from lmi.apis.base.readers import Parsed
-from lmi.apis.triton import schema as triton
+from lmi.apis.triton import inputs, schema as triton
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig
@@ -45,7 +45,7 @@ OWN: dict[str, Any] = {
     "exclude_input_in_output": False,
     "stream": False,
     "length_penalty": 0.5,
-    **dict.fromkeys(triton.RETURNS, True),
+    **dict.fromkeys(inputs.RETURNS, True),
 }
 GIVEN = {name: VALUES[field_of(name)] for name in APIS["triton"].names.split()} | OWN
 
@@ -99,16 +99,16 @@ WRONG: dict[str, list[Any]] = {  # beside null and those of every API
     "guided_decoding_guide_type": ["xml", 5],
     "guided_decoding_guide": [5],
     "exclude_input_in_output": [1],
-    **{name: [1] for name in triton.RETURNS},
+    **{name: [1] for name in inputs.RETURNS},
 }
 
 
 def test_the_tables_of_this_file_hold_every_input() -> None:
-    assert {name for name in triton.MEANT if field_of(name) not in EVERYWHERE} <= set(WRONG)
+    assert {name for name in inputs.MEANINGS if field_of(name) not in EVERYWHERE} <= set(WRONG)
     others = {"text_input", "guided_decoding_guide_type", "guided_decoding_guide"}
     others |= {"beam_width", "use_beam_search", "early_stopping"}
-    assert set(GIVEN) | others == set(triton.MEANT)
-    names = [*triton.INPUTS, *triton.REFUSED, *triton.WITHOUT_EFFECT, triton.PACKED]
+    assert set(GIVEN) | others == set(inputs.MEANINGS)
+    names = [*inputs.INPUTS, *inputs.REFUSED, *inputs.WITHOUT_EFFECT, inputs.PACKED]
     assert len(names) == len(set(names))
 
 
@@ -132,7 +132,7 @@ def test_a_value_that_asks_for_nothing_is_as_if_left_out(name: str, value: Any) 
 
 
 def test_flags_ask_for_keys_of_the_answer_and_for_log_probs_where_a_key_needs_them() -> None:
-    for flag, keys in triton.RETURNS.items():
+    for flag, keys in inputs.RETURNS.items():
         parsed = _parse({flag: True})
         assert parsed.format.outputs == keys
         assert parsed.request == replace(_request({}), needs_log_probs="log" in flag)
@@ -160,7 +160,7 @@ def test_a_name_means_the_same_in_every_place_and_in_an_array(name: str) -> None
         assert (parsed.request, parsed.format) == (expected.request, expected.format)
 
 
-@pytest.mark.parametrize(("twin", "name"), triton.TWINS.items())
+@pytest.mark.parametrize(("twin", "name"), inputs.TWINS.items())
 def test_another_models_name_means_the_same(twin: str, name: str) -> None:
     value = GIVEN[name]
     others: dict[str, Any] = {} if name == "temperature" else {"temperature": 0.7}
@@ -176,7 +176,7 @@ def test_another_models_name_means_the_same(twin: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [(name, value) for name in triton.MEANT for value in (None, *WRONG.get(name, []))],
+    [(name, value) for name in inputs.MEANINGS for value in (None, *WRONG.get(name, []))],
 )
 def test_a_wrong_type_or_range_is_refused_with_the_name(name: str, value: Any) -> None:
     others = {"temperature": 1} if name != "temperature" else {}
@@ -410,7 +410,7 @@ VALUES: Any = st.recursive(
     max_leaves=5,
 )
 KNOWN = st.sampled_from(
-    [*triton.INPUTS, *triton.REFUSED, *triton.WITHOUT_EFFECT, triton.PACKED, "id", "parameters"]
+    [*inputs.INPUTS, *inputs.REFUSED, *inputs.WITHOUT_EFFECT, inputs.PACKED, "id", "parameters"]
 )
 LIKELY = VALUES | st.integers(0, 20) | st.floats(0, 1) | st.booleans() | st.integers(0, 20).map(str)
 FIELDS = st.dictionaries(KNOWN | TEXTS, LIKELY, max_size=6)
@@ -445,7 +445,7 @@ def test_any_json_gives_a_request_or_a_refusal(
 
 
 @pytest.mark.parametrize(
-    "name", [*triton.INPUTS, *triton.REFUSED, triton.PACKED, "id", "parameters", "x"]
+    "name", [*inputs.INPUTS, *inputs.REFUSED, inputs.PACKED, "id", "parameters", "x"]
 )
 def test_a_value_nested_deeper_than_python_prints_is_refused_like_any_other(name: str) -> None:
     nested = b"[" * 1000 + b"]" * 1000

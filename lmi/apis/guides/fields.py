@@ -1,0 +1,245 @@
+"""The fields by which a client asks for a structure that the answer must have: a reader for each,
+and their table.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import orjson
+
+from lmi.apis.base.parameters import Parameter, named
+from lmi.apis.base.readers import (
+    MAX_WORDS,
+    Reader,
+    an_object,
+    boolean,
+    check_levels,
+    choice,
+    strings,
+    takes,
+    text,
+)
+from lmi.apis.guides.misspelt_keywords import log_misspelt_keywords
+from lmi.apis.guides.references import checked_references
+from lmi.errors import InvalidParameter, Unsupported
+from lmi.executor import GuidedDecodingParams, GuideType
+
+# The name of a guide in the contract with engines.
+CONTRACT_NAME = "guided_decoding_params"
+HELP = "The structure that the answer must have."
+# The types of TGI's grammars.
+GRAMMARS = ("json", "json_object", "json_schema", "regex")
+# The characters with a meaning in a regular expression.
+SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
+read_grammar_type = choice(GRAMMARS)
+read_format_type = choice(("text", "json_object", "json_schema"))
+read_words = strings(MAX_WORDS)
+
+
+class AskedGuide(NamedTuple):
+    """The guide that a request asks for, and the name of the field that asked for it, or twice
+    None.
+    """
+
+    params: GuidedDecodingParams | None
+    field: str | None
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """The field by the guide's name in the contract. An engine's refusal names the field."""
+        return {} if self.field is None else {CONTRACT_NAME: self.field}
+
+
+NO_GUIDE = AskedGuide(None, None)
+
+
+def json_schema(name: str, value: object) -> GuidedDecodingParams:
+    """Read a JSON schema, an object or its text."""
+    if isinstance(value, str):
+        with suppress(orjson.JSONDecodeError):
+            value = orjson.loads(value)
+
+    if not isinstance(value, dict):
+        raise InvalidParameter(name, "a JSON schema", value)
+
+    # What follows walks through all levels.
+    check_levels(name, value)
+    schema = checked_references(name, value)
+    log_misspelt_keywords(name, schema)
+    guide = check_levels(name, schema)
+    return GuidedDecodingParams(GuideType.JSON_SCHEMA, guide.decode())
+
+
+def _of_text(kind: GuideType) -> Callable[[str, object], GuidedDecodingParams]:
+    @takes({"type": "string"})
+    def read(name: str, value: object) -> GuidedDecodingParams:
+        return GuidedDecodingParams(kind, text(name, value))
+
+    return read
+
+
+regex = _of_text(GuideType.REGEX)
+grammar = _of_text(GuideType.EBNF_GRAMMAR)
+
+
+def choices(name: str, value: object) -> GuidedDecodingParams:
+    """Read texts, of which the answer must be one."""
+    words = read_words(name, value)
+    if not words:
+        raise InvalidParameter(name, "a list of at least one string", value)
+
+    patterns = [SPECIAL.sub(r"\\\1", word) for word in words]
+    return GuidedDecodingParams(GuideType.REGEX, "|".join(patterns))
+
+
+def json_object(name: str, value: object) -> GuidedDecodingParams | None:
+    """Read whether the answer must be an object of JSON."""
+    return GuidedDecodingParams(GuideType.JSON) if boolean(name, value) else None
+
+
+# The kinds of guides inside vLLM's `structured_outputs`.
+READERS_BY_KIND: dict[str, Reader] = {
+    "json": json_schema,
+    "regex": regex,
+    "choice": choices,
+    "grammar": grammar,
+    "json_object": json_object,
+}
+
+
+@takes({"type": "object"})
+def structured_outputs(name: str, value: object) -> GuidedDecodingParams | None:
+    """Read vLLM's field, an object with one kind of guide."""
+    fields = an_object(name, value)
+    if fields.get("structural_tag") is not None:
+        reason = "guides hold for a whole answer, not between tags"
+        raise Unsupported(f"{name}.structural_tag", reason)
+
+    guides = []
+    for kind, read_guide in READERS_BY_KIND.items():
+        if fields.get(kind) is None:
+            continue
+
+        guide = read_guide(f"{name}.{kind}", fields[kind])
+        if guide is not None:
+            guides.append(guide)
+
+    if len(guides) > 1:
+        raise InvalidParameter(name, "of one kind", value)
+
+    return guides[0] if guides else None
+
+
+@takes(
+    {
+        "type": "object",
+        "required": ["type", "value"],
+        "properties": {"type": {"enum": list(GRAMMARS)}},
+    }
+)
+def tgi_grammar(name: str, value: object) -> GuidedDecodingParams:
+    """Read TGI's grammar, such as `{"type": "regex", "value": "..."}`."""
+    if not isinstance(value, dict) or "value" not in value:
+        raise InvalidParameter(name, "an object with type and value", value)
+
+    kind = read_grammar_type(f"{name}.type", value.get("type"))
+    guide = value["value"]
+    if kind == "regex":
+        return regex(f"{name}.value", guide)
+
+    if kind == "json_schema" and isinstance(guide, dict):
+        guide = guide.get("schema")
+
+    return json_schema(f"{name}.value", guide)
+
+
+def any_grammar(name: str, value: object) -> GuidedDecodingParams:
+    """Read a grammar as its text, or TGI's, which is an object."""
+    if isinstance(value, dict):
+        return tgi_grammar(name, value)
+
+    return grammar(name, value)
+
+
+def check_members(name: str, value: dict[str, Any], known_members: Sequence[str]) -> None:
+    """Raise InvalidParameter for a member that is not known: without it the answer might lack its
+    structure.
+    """
+    for member in value:
+        if member not in known_members and value[member] is not None:
+            rule = f"an object of {' and '.join(known_members)} alone"
+            raise InvalidParameter(name, rule, member)
+
+
+@takes({"type": "object"})
+def response_format(name: str, value: object) -> GuidedDecodingParams | None:
+    """Read OpenAI's field, or TGI's grammar, which has a `value`. The type `text` asks for no
+    guide.
+    """
+    form = an_object(name, value)
+    if form.get("value") is not None:
+        check_members(name, form, ("type", "value"))
+        return tgi_grammar(name, form)
+
+    kind = read_format_type(f"{name}.type", form.get("type", "text"))
+    if kind != "json_schema":
+        check_members(name, form, ("type",))
+        return GuidedDecodingParams(GuideType.JSON) if kind == "json_object" else None
+
+    check_members(name, form, ("type", "json_schema"))
+    schema = an_object(f"{name}.json_schema", form.get("json_schema"))
+    check_members(f"{name}.json_schema", schema, ("name", "description", "schema", "strict"))
+    return json_schema(f"{name}.json_schema.schema", schema.get("schema", {}))
+
+
+def guide_of_format(name: str, value: object, read_type: Reader = read_format_type) -> AskedGuide:
+    """Read a format whose schema stands beside its type, which `read_type` reads."""
+    form = an_object(name, value)
+    kind = read_type(f"{name}.type", form.get("type"))
+    if kind == "text":
+        return NO_GUIDE
+
+    if kind == "json_object":
+        guide = GuidedDecodingParams(GuideType.JSON)
+    else:
+        guide = json_schema(f"{name}.schema", form.get("schema"))
+
+    return AskedGuide(guide, name)
+
+
+GUIDED = {
+    "response_format": Parameter("response_format", response_format, HELP),
+    "guided_json": Parameter("guided_json", json_schema, HELP),
+    "guided_regex": Parameter("guided_regex", regex, HELP),
+    "guided_choice": Parameter("guided_choice", choices, HELP),
+    "guided_grammar": Parameter("guided_grammar", grammar, HELP),
+}
+# SGLang and llama-server have these names.
+OTHER_GUIDES = named(
+    Parameter("regex", regex, HELP),
+    Parameter("ebnf", grammar, HELP),
+    Parameter("grammar", any_grammar, HELP),
+    Parameter("json_schema", json_schema, HELP),
+)
+
+
+def asked_guide(values: Mapping[str, Any], prefix: str = "") -> AskedGuide:
+    """Return the guide among checked fields.
+
+    `prefix` begins a field's name in an error. Raises InvalidParameter if several fields ask for a
+    guide.
+    """
+    names = []
+    for name in (*GUIDED, *OTHER_GUIDES, "structured_outputs"):
+        if values.get(name) is not None:
+            names.append(name)
+
+    if not names:
+        return NO_GUIDE
+
+    if len(names) > 1:
+        raise InvalidParameter(prefix + names[1], f"left out beside {prefix}{names[0]}", "both")
+
+    return AskedGuide(values[names[0]], prefix + names[0])

@@ -1,0 +1,125 @@
+"""Words of a JSON schema that are no keywords, but nearly so. An engine passes them over, so that
+the answer lacks the structure that they should give it.
+"""
+
+import logging
+from difflib import get_close_matches
+from typing import Any
+
+from lmi.errors import shorten
+from lmi.shared.json_references import inner_schemas
+
+# The most words of one schema that are told.
+MAX_MISSPELT = 4
+# A longer word is compared with none.
+MAX_LETTERS = 40
+# A word counts as a misspelt keyword if difflib finds it at least so similar to one.
+LIKENESS = 0.88
+KEYWORDS = frozenset(
+    (
+        "$schema",
+        "$id",
+        "id",
+        "$anchor",
+        "$ref",
+        "$dynamicRef",
+        "$dynamicAnchor",
+        "$recursiveRef",
+        "$recursiveAnchor",
+        "$vocabulary",
+        "$comment",
+        "$defs",
+        "definitions",
+        "title",
+        "description",
+        "default",
+        "example",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "type",
+        "enum",
+        "const",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "not",
+        "if",
+        "then",
+        "else",
+        "pattern",
+        "format",
+        "minLength",
+        "maxLength",
+        "multipleOf",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "uniqueItems",
+        "minItems",
+        "maxItems",
+        "unevaluatedItems",
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "required",
+        "minProperties",
+        "maxProperties",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "unevaluatedProperties",
+        "nullable",
+    )
+)
+
+log = logging.getLogger(__name__)
+
+
+def log_misspelt_keywords(name: str, schema: dict[str, Any]) -> None:
+    """Write a line to the log if the schema in the field `name` has such words."""
+    keywords_by_word = misspelt_keywords(schema)
+    if not keywords_by_word:
+        return
+
+    pairs = []
+    for word, keyword in keywords_by_word.items():
+        pairs.append(f"{shorten(word)} (perhaps {keyword})")
+
+    message = "%s: words that are no keywords of JSON Schema have no effect: %s"
+    log.info(message, name, ", ".join(pairs))
+
+
+def misspelt_keywords(schema: dict[str, Any]) -> dict[str, str]:
+    """Return the first words of a schema that are no keywords but nearly so, each with the keyword
+    that it is like.
+    """
+    keywords_by_word: dict[str, str] = {}
+    pending: list[Any] = [schema]
+    while pending and len(keywords_by_word) < MAX_MISSPELT:
+        inner = pending.pop()
+        if not isinstance(inner, dict):
+            continue
+
+        pending += (part for _, part in inner_schemas(inner))
+        for word in inner.keys() - KEYWORDS:
+            if len(word) > MAX_LETTERS:
+                continue
+
+            similar_keywords = get_close_matches(word, KEYWORDS, 1, LIKENESS)
+            if similar_keywords:
+                keywords_by_word[word] = similar_keywords[0]
+
+    return keywords_by_word
