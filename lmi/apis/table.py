@@ -4,10 +4,10 @@ row.
 
 from dataclasses import replace
 
-from lmi.apis.anthropic import ANTHROPIC
+from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.base.api import AnyApi
 from lmi.apis.batch import DYNAMIC_BATCH
-from lmi.apis.embeddings import EMBEDDING_INPUTS, EMBEDDINGS
+from lmi.apis.embeddings.api import EMBEDDING_INPUTS, EMBEDDINGS
 from lmi.apis.lmi import LMI
 from lmi.apis.openai.api import (
     OPENAI_CHAT,
@@ -16,7 +16,7 @@ from lmi.apis.openai.api import (
     OPENAI_TEXT_LINES,
 )
 from lmi.apis.responses.api import RESPONSES
-from lmi.apis.tgi import TGI, TGI_GENERATE, TGI_STREAM
+from lmi.apis.tgi.api import TGI, TGI_GENERATE, TGI_STREAM
 from lmi.apis.triton.api import TRITON, TRITON_STREAM
 from lmi.settings.config import ModelConfig
 

@@ -11,12 +11,15 @@ from importlib.metadata import version
 from typing import Any
 
 from lmi.adapters import routes as adapters
-from lmi.apis import anthropic, batch, embeddings, lmi, tgi
+from lmi.apis import batch, lmi
+from lmi.apis.anthropic import description as anthropic
 from lmi.apis.base.api import JSON, JSONLINES, SSE
 from lmi.apis.base.readers import adapter, json_schema_of
+from lmi.apis.embeddings import description as embeddings
 from lmi.apis.openai import description as openai
-from lmi.apis.responses import api as responses
+from lmi.apis.responses import description as responses
 from lmi.apis.table import BY_ROUTE
+from lmi.apis.tgi import description as tgi
 from lmi.apis.triton import description as triton
 from lmi.description import parts
 from lmi.description.parts import (

@@ -14,7 +14,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmi.adapters import routes as adapter_routes
-from lmi.apis.anthropic import ANTHROPIC
+from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.base.api import retry_header
 from lmi.apis.table import api_at
 from lmi.errors import (

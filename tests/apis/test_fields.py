@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from lmi.apis import embeddings
-from lmi.apis.anthropic import ANTHROPIC, CANNOT_ANSWER, COUNT_TOKENS, MESSAGES, SILENT
+from lmi.apis.anthropic.api import ANTHROPIC, COUNT_TOKENS
+from lmi.apis.anthropic.schema import CANNOT_ANSWER, MESSAGES, SILENT
 from lmi.apis.base.api import AnyApi
 from lmi.apis.base.parameters import ParameterTable
 from lmi.apis.base.readers import Parsed
+from lmi.apis.embeddings import schema as embeddings
 from lmi.apis.openai import chat_schema, fields, schema
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.apis.responses import schema as responses

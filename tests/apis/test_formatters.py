@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from lmi.apis import tgi
 from lmi.apis.base.api import ErrorFields, Formatter
 from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi import LMI, LmiFormat
 from lmi.apis.openai import schema as openai
 from lmi.apis.openai.api import OPENAI_COMPLETIONS
 from lmi.apis.openai.formatter import CompletionStream, offsets_in
-from lmi.apis.tgi import TgiStream
+from lmi.apis.tgi import schema as tgi
+from lmi.apis.tgi.formatter import TgiStream
 from lmi.executor import SamplingConfig
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerEnd, Delta, GenerationRequest, OutputFormat, Token

@@ -13,14 +13,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from lmi.apis import embeddings, lmi, tgi
-from lmi.apis.anthropic import ANTHROPIC, MESSAGES
+from lmi.apis import lmi
+from lmi.apis.anthropic.api import ANTHROPIC
+from lmi.apis.anthropic.schema import MESSAGES
 from lmi.apis.base import parameters
 from lmi.apis.base.parameters import ParameterTable
 from lmi.apis.base.readers import Parsed
+from lmi.apis.embeddings import schema as embeddings
 from lmi.apis.openai import chat_schema as openai_chat, schema as openai
 from lmi.apis.responses import schema as responses
 from lmi.apis.responses.api import RESPONSES
+from lmi.apis.tgi import schema as tgi
 from lmi.apis.triton import inputs, schema as triton
 from lmi.errors import InvalidRequest
 from lmi.executor import SamplingConfig

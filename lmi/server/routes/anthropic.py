@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from lmi.apis.anthropic import COUNT_TOKENS
+from lmi.apis.anthropic.api import COUNT_TOKENS
 from lmi.http.exchange import Exchange
 from lmi.server.routes import openai
 from lmi.server.service import Models

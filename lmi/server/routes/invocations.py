@@ -1,5 +1,5 @@
-"""Serves the paths of every API. `/invocations`, and the paths that do the same, take the bodies of
-several APIs.
+"""The routes that answer prompts: the paths of each API; and `/invocations`, with the paths that do
+the same, which takes the bodies of several APIs.
 
 So a client reaches every API even if a platform forwards only this path, as in AWS's containers.
 The path decides the format of the answer, the body the schema: a chat is streamed as lines here,
@@ -47,20 +47,23 @@ def named_model(exchange: Exchange, service: Service) -> ModelConfig:
 
 
 async def invocations(exchange: Exchange, service: Service) -> None:
-    route = exchange.attribute("route")
+    """Answer `/invocations`, by the API that a `route` in Custom-Attributes names; without one by
+    the API whose field the body has, else by that of the model's `inputs`.
+    """
     has_lines = are_lines(exchange)
     # Lines are never answered with events.
     accept = "" if has_lines else exchange.headers.get("accept", "")
 
-    model = service.config.model
-    default = api_of_inputs(model, gives_embeddings=service.gives_embeddings)
+    route = exchange.attribute("route")
     choose: Choose
     if route is None:
-        api = default.for_accept(accept)
+        model = service.config.model
+        inputs_api = api_of_inputs(model, gives_embeddings=service.gives_embeddings)
+        api = inputs_api.for_accept(accept)
         choose = partial(api_of_body, default=api, accept=accept)
     else:
-        api = api_of_route(route)
-        choose = partial(api_of_any_body, api=api)
+        api = _api_of_route(route)
+        choose = partial(_api_of_header, api=api)
 
     serve = serve_lines if has_lines else serve_request
     await serve(exchange, service, api, choose=choose)
@@ -73,7 +76,8 @@ async def invoke_model(exchange: Exchange, service: Service) -> None:
     await invocations(exchange, service)
 
 
-def api_of_route(route: str) -> AnyApi:
+def _api_of_route(route: str) -> AnyApi:
+    """Return the API with this path. Raises UnknownRoute."""
     if route not in BY_ROUTE:
         routes = ", ".join(BY_ROUTE)
         raise UnknownRoute(
@@ -83,16 +87,16 @@ def api_of_route(route: str) -> AnyApi:
     return BY_ROUTE[route]
 
 
-def api_of_any_body(body: bytes, content_type: str | None, *, api: AnyApi) -> AnyApi:
-    """Return the API that a header has named, whatever the body has."""
+def _api_of_header(body: bytes, content_type: str | None, *, api: AnyApi) -> AnyApi:
+    """Return the API that a header names, whatever the body has."""
     return api
 
 
 def api_of_body(
     body: bytes, content_type: str | None = None, *, default: AnyApi, accept: str
 ) -> AnyApi:
-    """Return the API whose field the body has, `inputs` before others. Without such a field it is
-    `default`.
+    """Return the API whose field the body has, as it is for a client with this `accept`. `inputs`
+    counts before other fields; with it, or without any, it is `default`.
     """
     if is_text(content_type) or not _may_have_field(body):
         return default

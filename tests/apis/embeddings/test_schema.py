@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from lmi.apis.base.readers import Parsed
-from lmi.apis.embeddings import EMBEDDINGS, MAX_INPUTS
+from lmi.apis.embeddings.api import EMBEDDINGS
+from lmi.apis.embeddings.schema import MAX_INPUTS
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest
 from lmi.executor import PoolingParams
 from lmi.settings.config import ModelConfig

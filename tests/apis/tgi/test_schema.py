@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given, strategies as st
 
-from lmi.apis import tgi
 from lmi.apis.base.readers import Parsed
 from lmi.apis.guides.fields import GRAMMARS
+from lmi.apis.tgi import schema as tgi
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig

@@ -6,9 +6,9 @@ import importlib
 
 import pytest
 
-from lmi.apis import embeddings
-from lmi.apis.anthropic import MESSAGES
+from lmi.apis.anthropic.schema import MESSAGES
 from lmi.apis.base.parameters import ParameterTable
+from lmi.apis.embeddings import schema as embeddings
 from lmi.apis.openai.chat_schema import CHAT
 from lmi.apis.openai.schema import COMPLETION
 from lmi.apis.responses.schema import RESPONSES

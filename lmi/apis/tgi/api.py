@@ -1,0 +1,48 @@
+"""TGI's API at each of its paths."""
+
+from dataclasses import replace
+from functools import partial
+
+from lmi import errors
+from lmi.apis.base.api import TOO_LONG_AT_TGI, Api, ErrorRules, Forms, Row
+from lmi.apis.tgi.formatter import TgiStream, TgiWhole
+from lmi.apis.tgi.schema import PARAMETERS, TgiFormat, parse, read
+
+
+def _kind_of_status(status: int) -> str:
+    """Return TGI's word for the errors of HTTP that have no row below."""
+    if status < 500:
+        return "validation"
+
+    return "overloaded" if status == 503 else "generation"
+
+
+FORMS = Forms(TgiWhole, TgiStream)
+TGI: Api[TgiFormat] = Api(
+    name="tgi",
+    # The 404 and 405 of this path are the LMI API's.
+    paths=("/",),
+    prefixes=("/info", "/health"),
+    default_format=lambda model: TgiFormat(),
+    read=read,
+    parse=parse,
+    formatter=FORMS.formatter,
+    errors=ErrorRules(
+        FORMS.write_error,
+        (
+            Row(errors.PromptTooLong, 422, "validation", opening=TOO_LONG_AT_TGI),
+            Row(errors.InvalidRequest, 422, "validation"),
+            Row(errors.GenerationFailed, 424, "generation"),
+            Row(errors.Overloaded, 429, "overloaded"),
+            Row(errors.EngineLost, 503, "incomplete_generation"),
+        ),
+        PARAMETERS.wire_names(input_token_ids="inputs"),
+        _kind_of_status,
+    ),
+)
+TGI_GENERATE = replace(
+    TGI, name="tgi_generate", paths=("/generate",), read=partial(read, stream=False)
+)
+TGI_STREAM = replace(
+    TGI, name="tgi_generate_stream", paths=("/generate_stream",), read=partial(read, stream=True)
+)
