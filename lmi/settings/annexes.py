@@ -290,7 +290,7 @@ def _form(words: Sequence[str], other_names: dict[str, str]) -> Kind:
 
 FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # The further names are vLLM's names of the forms. Source: the parsers of vLLM 0.32.
-# lmi/apis/openai/parts.py has these, but text, with which calls are part of the text, and none,
+# lmi/apis/openai/parts/ has these, but text, with which calls are part of the text, and none,
 # with which a chat whose tools the model may call freely is refused.
 TOOL_CALL_FORMS = (
     "generic",

@@ -18,7 +18,6 @@ from orjson import dumps
 from lmi.apis.base.api import SSE, one_line, text_of, waiting_fields
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
-from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.formatter import (
     OpenAIFormatter,
     OpenAILines,
@@ -26,7 +25,8 @@ from lmi.apis.openai.formatter import (
     OpenAIWhole,
     log_prob_fields,
 )
-from lmi.apis.openai.parts import AnswerParts
+from lmi.apis.openai.parts.answer_parts import AnswerParts
+from lmi.apis.openai.parts.buffer import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.types import AnswerEnd, Delta, WaitStatus
 
 

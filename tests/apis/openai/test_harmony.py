@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 from hypothesis import given, strategies as st
 
-from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
-from lmi.apis.openai.parts import CHANNEL, CONSTRAIN, ENDS, MESSAGE, START, AnswerParts, harmony
+from lmi.apis.openai.parts.answer_parts import AnswerParts
+from lmi.apis.openai.parts.buffer import AnswerPart, Arguments, Text, Thought, ToolCall
+from lmi.apis.openai.parts.harmony import CHANNEL, CONSTRAIN, ENDS, MESSAGE, START, harmony
 from lmi.types import AnswerEnd
 
 THOUGHT = f"{CHANNEL}analysis{MESSAGE}I <see>.<|end|>"

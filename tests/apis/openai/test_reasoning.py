@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lmi.apis.openai.answer_format import OpenAIFormat
-from lmi.apis.openai.calls import Text, Thought
-from lmi.apis.openai.parts import THOUGHT_MARKS, AnswerParts
+from lmi.apis.openai.parts.answer_parts import AnswerParts
+from lmi.apis.openai.parts.buffer import Text, Thought
+from lmi.apis.openai.parts.thoughts import THOUGHT_MARKS
 from lmi.settings.annexes import REASONING_FORMS
 from lmi.types import AnswerEnd
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from lmi.apis.openai.calls import AnswerPart, Arguments, Read, Text, ToolCall
-from lmi.apis.openai.parts import PARSERS, AnswerParts, forced_call, forced_calls
+from lmi.apis.openai.parts.answer_parts import AnswerParts
+from lmi.apis.openai.parts.buffer import AnswerPart, Arguments, Read, Text, ToolCall
+from lmi.apis.openai.parts.forced_calls import forced_call, forced_calls
+from lmi.apis.openai.parts.forms import PARSERS
 from lmi.settings.annexes import TOOL_CALL_FORMS
 from lmi.types import AnswerEnd
 

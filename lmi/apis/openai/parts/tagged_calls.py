@@ -1,0 +1,152 @@
+"""A reader of calls whose name and arguments stand between tags, and the tags of each form."""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import orjson
+
+from lmi.apis.openai.parts.buffer import AnswerBuffer, Arguments, CallReading
+from lmi.apis.openai.parts.json_calls import read_head
+
+# The types of a schema that a value of each type has.
+TYPES_OF_VALUES: dict[type, set[str]] = {
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    type(None): {"null"},
+    dict: {"object"},
+    list: {"array"},
+}
+
+
+class Tags(NamedTuple):
+    """The tags of a form.
+
+    `head` matches up to `stop`, which ends it (`>`) or begins what follows; its first group is
+    the name.
+
+    `argument` matches one argument, its groups are name and value, and `closing` is its end.
+    """
+
+    head: str
+    stop: str
+    opening: str
+    argument: str
+    closing: str
+    end: str
+
+
+def tagged_call(buffer: AnswerBuffer, tags: Tags) -> CallReading:
+    """Read a name and arguments between tags, each passed on when it is whole.
+
+    The type of an argument is that of the function's schema; without one it is a text.
+    """
+    call = yield from read_head(buffer, tags.head, tags.stop)
+    if isinstance(call, str):
+        return call
+
+    yield call
+    schemas = _schemas_of_arguments(buffer.tools.get(call.name, {}))
+    buffer.text = buffer.text.removeprefix(">")
+    before = "{"
+    while True:
+        text = buffer.text.lstrip()
+        may_end = text == tags.end or not tags.end.startswith(text)
+        if text.startswith(tags.opening):
+            argument = _argument(text, tags)
+            if argument is not None:
+                name = argument[1].strip()
+                buffer.text = text[argument.end() :]
+                value = _typed(argument[2], schemas.get(name))
+                yield Arguments(f"{before}{json.dumps(name, ensure_ascii=False)}: {value}")
+                before = ", "
+                continue
+        elif may_end and not tags.opening.startswith(text):
+            # Without its end the text goes on.
+            buffer.text = text.removeprefix(tags.end)
+            yield Arguments("{}" if before == "{" else "}")
+            return None
+
+        if buffer.is_over:
+            buffer.take()
+            return None
+
+        yield None
+
+
+def _schemas_of_arguments(tool: Mapping[str, Any]) -> Mapping[str, object]:
+    """Return the schemas of the arguments of a tool, by their names."""
+    parameters = tool.get("function", {}).get("parameters") or {}
+    schemas = parameters.get("properties")
+    return schemas if isinstance(schemas, dict) else {}
+
+
+def _argument(text: str, tags: Tags) -> re.Match[str] | None:
+    """Return the whole argument that the text begins with."""
+    if tags.closing not in text:
+        return None
+
+    return re.match(tags.argument, text, re.DOTALL)
+
+
+def _typed(text: str, schema: object) -> str:
+    """Return the JSON of an argument that a model wrote as text: of a type that the schema has,
+    else a text.
+    """
+    literal = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text.strip())
+    try:
+        types = TYPES_OF_VALUES.get(type(orjson.loads(literal)), set())
+    except ValueError:
+        types = set()
+
+    return literal if types & _types(schema) else json.dumps(text, ensure_ascii=False)
+
+
+def _types(schema: object) -> set[str]:
+    """Return the types that a schema has, or one of its choices."""
+    if not isinstance(schema, dict):
+        return set()
+
+    kinds = schema.get("type")
+    if not isinstance(kinds, list):
+        kinds = [kinds]
+
+    types = {kind for kind in kinds if isinstance(kind, str)}
+    for key in ("anyOf", "oneOf"):
+        choices = schema.get(key)
+        if isinstance(choices, list):
+            types.update(*map(_types, choices))
+
+    return types
+
+
+QWEN = Tags(
+    head=r"\s*([^<>\s]+)\s*",
+    stop=">",
+    opening="<parameter=",
+    argument=r"<parameter=([^>]*)>\n?(.*?)\n?</parameter>",
+    closing="</parameter>",
+    end="</function>",
+)
+GLM = Tags(
+    head=r"\s*([\w.:-]+)\s*",
+    stop="<",
+    opening="<arg_key>",
+    argument=r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>",
+    closing="</arg_value>",
+    end="</tool_call>",
+)
+MINIMAX = Tags(
+    head=r"\s*\"([^\"]+)\"\s*",
+    stop=">",
+    opening="<parameter name=",
+    argument=r"<parameter name=\"([^\"]*)\">(.*?)</parameter>",
+    closing="</parameter>",
+    end="</invoke>",
+)
+read_qwen_call = partial(tagged_call, tags=QWEN)
+read_glm_call = partial(tagged_call, tags=GLM)
+read_minimax_call = partial(tagged_call, tags=MINIMAX)
