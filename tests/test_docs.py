@@ -24,7 +24,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from lmi.apis.openai.chat_schema import IMAGE_PARTS, TEXT_PARTS
+from lmi.apis.openai.chat_content import TEXT_PARTS
+from lmi.apis.openai.chat_images import IMAGE_PARTS
 from lmi.cli import lmi
 from lmi.gateway.command import gateway
 from lmi.server.app import ROUTES, SERVER_ROUTES

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import pytest
 
-from lmi.apis.lmi import LMI
+from lmi.apis.lmi.api import LMI
 from lmi.engine.client import Engines, Submission
 from lmi.errors import GenerationFailed, LmiError
 from lmi.executor import EngineInfo, Executor, Request, Response, SamplingConfig

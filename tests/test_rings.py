@@ -152,7 +152,7 @@ JOINTS = {
     ),
 }
 STILL = {
-    "lmi.apis.lmi": {"guides"},
+    "lmi.apis.lmi.schema": {"guides"},
     "lmi.pipeline": {"chats"},  # loaded with a model, and Jinja where the model has a template
     "lmi.server.respond": {"adapters", "sessions", "waiting"},
     "lmi.server.routes.invocations": {"lines"},

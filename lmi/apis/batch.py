@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from orjson import dumps
 
-from lmi.apis import lmi
 from lmi.apis.base.api import (
     JSONLINES,
     Api,
@@ -26,6 +25,8 @@ from lmi.apis.base.api import (
 )
 from lmi.apis.base.parameters import ONE_SEQUENCE_STREAMED
 from lmi.apis.base.readers import Message, Parsed, adapter, boolean, check_types, read_inputs
+from lmi.apis.lmi import schema as lmi
+from lmi.apis.lmi.api import INVALID_STATUS
 from lmi.errors import InvalidRequest, MalformedRequest, Unsupported, shorten
 from lmi.settings.config import ModelConfig
 from lmi.types import Answer, AnswerFormat, Delta, GenerationRequest, OutputFormat, ranked
@@ -176,9 +177,7 @@ DYNAMIC_BATCH: Api[AnswerFormat] = Api(
     read=read,
     parse=parse,
     formatter=FORMS.formatter,
-    errors=ErrorRules(
-        FORMS.write_error, (Row(InvalidRequest, lmi.INVALID_STATUS),), lmi.WIRE_NAMES
-    ),
+    errors=ErrorRules(FORMS.write_error, (Row(InvalidRequest, INVALID_STATUS),), lmi.WIRE_NAMES),
     takes_user_code=True,
     json_end=b"\n",
 )

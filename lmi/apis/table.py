@@ -8,7 +8,7 @@ from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.base.api import AnyApi
 from lmi.apis.batch import DYNAMIC_BATCH
 from lmi.apis.embeddings.api import EMBEDDING_INPUTS, EMBEDDINGS
-from lmi.apis.lmi import LMI
+from lmi.apis.lmi.api import LMI
 from lmi.apis.openai.api import (
     OPENAI_CHAT,
     OPENAI_CHAT_LINES,

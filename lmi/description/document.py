@@ -11,11 +11,13 @@ from importlib.metadata import version
 from typing import Any
 
 from lmi.adapters import routes as adapters
-from lmi.apis import batch, lmi
+from lmi.apis import batch
 from lmi.apis.anthropic import description as anthropic
 from lmi.apis.base.api import JSON, JSONLINES, SSE
 from lmi.apis.base.readers import adapter, json_schema_of
 from lmi.apis.embeddings import description as embeddings
+from lmi.apis.lmi.api import LMI
+from lmi.apis.lmi.schema import PARAMETERS
 from lmi.apis.openai import description as openai
 from lmi.apis.responses import description as responses
 from lmi.apis.table import BY_ROUTE
@@ -192,7 +194,7 @@ REQUEST = request_object(
     {
         "inputs": PROMPT,
         "stream": bool | None,
-        "parameters": or_null(request_object(table_schemas(lmi.PARAMETERS))),
+        "parameters": or_null(request_object(table_schemas(PARAMETERS))),
         "adapters": {
             **or_null(json_schema_of(adapter)),
             "description": "the name of a loaded LoRA adapter",
@@ -275,7 +277,7 @@ def invocations(config: Config) -> ApiDescription:
     record = "LmiRecord"
     error = "Error"
     schemas = _schemas(is_tgi)
-    error_rules = lmi.LMI.errors
+    error_rules = LMI.errors
     if config.model.dynamic_batch:
         request = "BatchRequest"
         answer = "BatchAnswer"
@@ -318,7 +320,7 @@ def _user_code(config: Config) -> ApiDescription:
     """Describe user code as the model. It decides what it takes and what it answers."""
     about = "SageMaker's paths, answered by the model's own code."
     anything = {"*/*": Schema()}
-    api = ApiDescription("LMI", about, config.model, {"Error": THREE_KEYS}, rules=[lmi.LMI.errors])
+    api = ApiDescription("LMI", about, config.model, {"Error": THREE_KEYS}, rules=[LMI.errors])
     for path in PATHS:
         operation = api.infer(path, "Ask the model's code", anything, anything)
         operation["responses"]["default"] = {

@@ -6,7 +6,7 @@ import orjson
 
 from lmi.apis.base.api import JSON, JSONLINES, AnyApi, AsyncFormatter
 from lmi.apis.base.readers import Message, Parsed
-from lmi.apis.lmi import name_of_several
+from lmi.apis.lmi.schema import name_of_several
 from lmi.errors import Unsupported
 from lmi.types import Delta
 from lmi.user_code.calls import Feed, Open, Respond, SharedCall

@@ -11,7 +11,7 @@ from functools import partial
 import orjson
 
 from lmi.apis.base.api import JSON, retry_header
-from lmi.apis.lmi import LMI
+from lmi.apis.lmi.api import LMI
 from lmi.errors import LmiError
 from lmi.http.exchange import Exchange
 from lmi.server.respond import as_ascii

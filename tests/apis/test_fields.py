@@ -18,6 +18,7 @@ from lmi.apis.base.api import AnyApi
 from lmi.apis.base.parameters import ParameterTable
 from lmi.apis.base.readers import Parsed
 from lmi.apis.embeddings import schema as embeddings
+from lmi.apis.embeddings.api import EMBEDDINGS
 from lmi.apis.openai import chat_schema, fields, schema
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.apis.responses import schema as responses
@@ -50,7 +51,7 @@ APIS: dict[str, Ask] = {
     "completions": asking(OPENAI_COMPLETIONS, prompt="Hi"),
     "responses": asking(RESPONSES, input="Hi"),
     "messages": asking(ANTHROPIC, messages=USER, max_tokens=9),
-    "embeddings": asking(embeddings.EMBEDDINGS, input="Hi"),
+    "embeddings": asking(EMBEDDINGS, input="Hi"),
 }
 REFUSED = {
     "chats": chat_schema.CANNOT_CHAT,

@@ -11,7 +11,8 @@ from hypothesis import given, strategies as st
 
 from lmi.apis.base.api import ErrorFields, Formatter
 from lmi.apis.base.readers import Parsed
-from lmi.apis.lmi import LMI, LmiFormat
+from lmi.apis.lmi.api import LMI
+from lmi.apis.lmi.schema import LmiFormat
 from lmi.apis.openai import schema as openai
 from lmi.apis.openai.api import OPENAI_COMPLETIONS
 from lmi.apis.openai.formatter import CompletionStream, offsets_in

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from lmi.apis import batch as dynamic_batch, lmi
+from lmi.apis import batch as dynamic_batch
 from lmi.apis.guides.fields import asked_guide, json_schema
+from lmi.apis.lmi import schema as lmi
 from lmi.apis.openai import chat_schema as openai_chat, schema as openai
 from lmi.apis.tgi import schema as tgi
 from lmi.apis.triton import schema as triton

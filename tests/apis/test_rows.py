@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from lmi.apis import lmi
 from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.anthropic.schema import MESSAGES
 from lmi.apis.base import parameters
 from lmi.apis.base.parameters import ParameterTable
 from lmi.apis.base.readers import Parsed
 from lmi.apis.embeddings import schema as embeddings
+from lmi.apis.embeddings.api import EMBEDDINGS
+from lmi.apis.lmi import schema as lmi
 from lmi.apis.openai import chat_schema as openai_chat, schema as openai
 from lmi.apis.responses import schema as responses
 from lmi.apis.responses.api import RESPONSES
@@ -204,7 +205,7 @@ APIS = {
         """,
     ),
     "embeddings": Asking(
-        embeddings.PARAMETERS, partial(_openai, embeddings, {"input": "hi"}), {}, "cache_salt"
+        embeddings.PARAMETERS, partial(_openai, EMBEDDINGS, {"input": "hi"}), {}, "cache_salt"
     ),
     "anthropic": Asking(
         MESSAGES,

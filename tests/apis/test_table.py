@@ -11,7 +11,8 @@ import pytest
 
 from lmi.apis.base.api import AnyApi
 from lmi.apis.base.readers import PROMPTS
-from lmi.apis.lmi import LMI, LmiFormat
+from lmi.apis.lmi.api import LMI
+from lmi.apis.lmi.schema import LmiFormat
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.apis.table import APIS, BY_ROUTE
 from lmi.description.document import document

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmi.apis import lmi
+from lmi.apis.lmi import schema as lmi
 from lmi.errors import GenerationFailed, Unsupported
 from lmi.executor import (
     Capabilities,

@@ -13,7 +13,7 @@ import pytest
 from lmi.apis.base.api import AnyApi
 from lmi.apis.base.readers import MARK, MAX_VALUES_BYTES
 from lmi.apis.batch import DYNAMIC_BATCH
-from lmi.apis.lmi import LMI
+from lmi.apis.lmi.api import LMI
 from lmi.apis.table import APIS, api_of_inputs
 from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange

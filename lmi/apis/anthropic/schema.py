@@ -24,8 +24,11 @@ from lmi.apis.base.readers import (
     text,
 )
 from lmi.apis.guides.fields import NO_GUIDE, AskedGuide, guide_of_format
-from lmi.apis.openai import chat_schema
 from lmi.apis.openai.answer_format import OpenAIFormat
+from lmi.apis.openai.chat_content import content, joined
+from lmi.apis.openai.chat_images import read_image
+from lmi.apis.openai.chat_messages import messages_by_place
+from lmi.apis.openai.chat_schema import CHAT, chat_request, fill_in
 from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
 from lmi.apis.openai.shared_parameters import SHARED
 from lmi.apis.openai.tools import TOOLS, ToolChoice, Tools, flat_tools, function_choice, mode_choice
@@ -102,9 +105,9 @@ MESSAGES = ParameterTable(
     | TOOLS
     | named(
         Parameter("system", anything, "What the model is told before the conversation."),
-        chat_schema.CHAT["messages"],
-        chat_schema.CHAT["thinking"],
-        chat_schema.CHAT["chat_template_kwargs"],
+        CHAT["messages"],
+        CHAT["thinking"],
+        CHAT["chat_template_kwargs"],
         Parameter("output_config", an_object, "The `format` that the answer must have."),
         Parameter(
             "output_format", an_object, "The `format` of `output_config`, by its first name."
@@ -137,10 +140,8 @@ def parse(message: Message[OpenAIFormat], *, is_counted: bool = False) -> Parsed
 
     choice = _tool_choice(values, tools)
     guide = _read_output_config(values)
-    chat_schema.fill_in(values, MESSAGES, message)
-    return chat_schema.chat_request(
-        values, message.format, messages, tools, choice, guide, ignored, deferred
-    )
+    fill_in(values, MESSAGES, message)
+    return chat_request(values, message.format, messages, tools, choice, guide, ignored, deferred)
 
 
 def _tool_choice(values: dict[str, Any], tools: Tools) -> ToolChoice:
@@ -178,13 +179,13 @@ def _read_output_config(values: dict[str, Any]) -> AskedGuide:
 
 
 def _messages(values: ParameterValues, deferred: Tools) -> list[dict[str, Any]]:
-    messages_by_place = chat_schema.messages_by_place(values)
+    places = messages_by_place(values)
     messages: list[dict[str, Any]] = []
     system = _system(values.get("system"))
     if system:
         messages.append({"role": "system", "content": system})
 
-    for name, message in messages_by_place:
+    for name, message in places:
         messages += _read_message(name, an_object(name, message), deferred)
 
     return messages
@@ -192,12 +193,12 @@ def _messages(values: ParameterValues, deferred: Tools) -> list[dict[str, Any]]:
 
 def _system(value: object) -> object:
     """Read the system prompt, and leave out the blocks that only Anthropic's billing reads."""
-    prompt = chat_schema.content("system", value, is_needed=False, has_images=False)
+    prompt = content("system", value, is_needed=False, has_images=False)
     if not isinstance(value, list):
         return prompt
 
     blocks = [block for block in value if not str(block.get("text")).startswith(BILLING)]
-    return chat_schema.content("system", blocks, has_images=False)
+    return content("system", blocks, has_images=False)
 
 
 def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[dict[str, Any]]:
@@ -218,7 +219,7 @@ def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[d
     if results and not parts:
         return results
 
-    speech: dict[str, Any] = {"role": role, "content": chat_schema.joined(parts)}
+    speech: dict[str, Any] = {"role": role, "content": joined(parts)}
     calls = contents.get("tool_use")
     if calls:
         speech["tool_calls"] = calls
@@ -284,7 +285,7 @@ def _text(place: str, block: dict[str, Any]) -> str:
 
 def _result(place: str, block: dict[str, Any]) -> dict[str, Any]:
     call_id = text(f"{place}.tool_use_id", block.get("tool_use_id"))
-    result = chat_schema.content(f"{place}.content", block.get("content"), is_needed=False)
+    result = content(f"{place}.content", block.get("content"), is_needed=False)
     return {"role": "tool", "content": result, "tool_call_id": call_id}
 
 
@@ -297,7 +298,7 @@ def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
 
 
 BLOCKS: dict[str, dict[str, Callable[[str, dict[str, Any]], Any]]] = {
-    "user": {"text": _text, "image": chat_schema.read_image, "tool_result": _result},
+    "user": {"text": _text, "image": read_image, "tool_result": _result},
     "assistant": {
         "text": _text,
         "thinking": _text,

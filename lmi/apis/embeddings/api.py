@@ -4,13 +4,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from lmi.apis import lmi
 from lmi.apis.base.api import JSON, Api, ErrorFields, ErrorRules, Formatter, Row
 from lmi.apis.base.readers import Parsed, check_values
 from lmi.apis.embeddings import inputs_schema
 from lmi.apis.embeddings.formatter import EmbeddingsWhole, VectorsWhole
 from lmi.apis.embeddings.inputs_schema import LMI_PARAMETERS, VectorsFormat
 from lmi.apis.embeddings.schema import MAX_INPUTS, PARAMETERS, parse
+from lmi.apis.lmi.api import INVALID_STATUS
+from lmi.apis.lmi.formatter import error_fields
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.openai.schema import read
@@ -35,7 +36,7 @@ def _formatter(parsed: Parsed[VectorsFormat]) -> Formatter[Any]:
 def _write_error(
     error: ErrorFields, format: VectorsFormat, *, in_answer: bool
 ) -> tuple[str, bytes]:
-    return JSON, b"{%b}" % lmi.error_fields(error._replace(kind=None))
+    return JSON, b"{%b}" % error_fields(error._replace(kind=None))
 
 
 EMBEDDING_INPUTS: Api[VectorsFormat] = Api(
@@ -46,7 +47,7 @@ EMBEDDING_INPUTS: Api[VectorsFormat] = Api(
     formatter=_formatter,
     errors=ErrorRules(
         _write_error,
-        (Row(InvalidRequest, lmi.INVALID_STATUS),),
+        (Row(InvalidRequest, INVALID_STATUS),),
         LMI_PARAMETERS.wire_names(lora_config="adapters", input_token_ids="inputs"),
     ),
     json_end=b"\n",

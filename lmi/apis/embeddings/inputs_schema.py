@@ -7,11 +7,11 @@ Source: vllm_async_service.py of the LMI handlers (v0.36).
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmi.apis import lmi
 from lmi.apis.base import parameters, readers
 from lmi.apis.base.parameters import Parameter, ParameterTable, in_parameters, named
 from lmi.apis.base.readers import Message, Parsed, boolean, check_types, integer, read_inputs
 from lmi.apis.embeddings.schema import MAX_INPUTS, embedding_request
+from lmi.apis.lmi.schema import KNOWN_FIELDS
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.fields import hidden
 from lmi.errors import InvalidParameter, Unsupported
@@ -57,7 +57,7 @@ LMI_PARAMETERS = ParameterTable(
 def parse(message: Message[VectorsFormat]) -> Parsed[VectorsFormat]:
     fields = message.fields
     format = message.format
-    ignored = parameters.unknown(fields, lmi.KNOWN_FIELDS)
+    ignored = parameters.unknown(fields, KNOWN_FIELDS)
     values = LMI_PARAMETERS.read(fields.get("parameters") or {}, ignored)
     if fields.get("stream"):
         raise Unsupported("stream", "embeddings come whole")

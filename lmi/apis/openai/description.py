@@ -7,6 +7,7 @@ from lmi.apis.base.api import SSE
 from lmi.apis.base.readers import adapter, json_schema_of
 from lmi.apis.openai import chat_schema, schema
 from lmi.apis.openai.api import OPENAI_CHAT
+from lmi.apis.openai.chat_messages import OTHER_ROLE, ROLES
 from lmi.description.parts import (
     WAITING,
     ApiDescription,
@@ -29,8 +30,8 @@ Fields = Mapping[str, Form]
 TEXT_PART = request_object({"type": ("text",), "text": str}, required=("type", "text"))
 ROLE: Schema = {
     "type": "string",
-    "pattern": f"^{chat_schema.OTHER_ROLE.pattern}$",
-    "examples": list(chat_schema.ROLES),
+    "pattern": f"^{OTHER_ROLE.pattern}$",
+    "examples": list(ROLES),
 }
 MESSAGE_OF_REQUEST = request_object(
     {

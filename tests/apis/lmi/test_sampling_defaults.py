@@ -14,7 +14,7 @@ from handlers.lmi_trtllm.about import HANDLER
 from lmi.apis.base.api import AnyApi
 from lmi.apis.base.readers import Parsed
 from lmi.apis.batch import DYNAMIC_BATCH
-from lmi.apis.lmi import LMI
+from lmi.apis.lmi.api import LMI
 from lmi.apis.table import APIS
 from lmi.executor import SamplingConfig
 from lmi.settings.config import ModelConfig

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given, strategies as st
 
-from lmi.apis import lmi
 from lmi.apis.base.readers import MAX_IGNORED, Parsed
+from lmi.apis.lmi import schema as lmi
 from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig

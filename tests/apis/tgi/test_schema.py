@@ -14,6 +14,7 @@ from hypothesis import example, given, strategies as st
 from lmi.apis.base.readers import Parsed
 from lmi.apis.guides.fields import GRAMMARS
 from lmi.apis.tgi import schema as tgi
+from lmi.apis.tgi.formatter import TgiWhole
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig
@@ -116,7 +117,7 @@ def test_a_seed_is_drawn_where_the_details_of_a_sampled_answer_tell_it() -> None
 
 def test_each_of_the_best_sequences_tells_the_seed_that_makes_it() -> None:
     parsed = _parse({"do_sample": True, "best_of": 2, "details": True}, stream=False)
-    formatter = tgi.TgiWhole(parsed)
+    formatter = TgiWhole(parsed)
     records: list[bytes] = []
     for index, log_prob in enumerate((-2.0, -1.0)):
         tokens = [Token(id=1, text="a", log_prob=log_prob)]
