@@ -312,10 +312,12 @@ NEW: dict[str, Schema] = {"name": {**WORD, "pattern": f"^{NAME_PATTERN}$"}, "src
 LABEL = parameter("header", ALIAS, str, "replaces the adapter's name in messages")
 SCHEMAS = {
     "Adapter": answer_object(
-        optional=("reason",), name=str, src=str, preload=bool, pin=bool, reason=str
+        {"name": str, "src": str, "preload": bool, "pin": bool, "reason": str}, optional=("reason",)
     ),
-    "Adapters": answer_object(optional=("nextPageToken",), adapters=["Adapter"], nextPageToken=str),
-    "AdapterChange": answer_object(optional=("warning",), status=str, warning=str),
+    "Adapters": answer_object(
+        {"adapters": ["Adapter"], "nextPageToken": str}, optional=("nextPageToken",)
+    ),
+    "AdapterChange": answer_object({"status": str, "warning": str}, optional=("warning",)),
 }
 
 

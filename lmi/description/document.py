@@ -111,11 +111,13 @@ HINTS: dict[str, Form] = {
     **dict.fromkeys(("progress", "lost_for_s", "silent_s"), float),
 }
 SCHEMAS = {
-    "Health": answer_object(optional=HINTS, status=STATES, **HINTS),
+    "Health": answer_object({"status": STATES, **HINTS}, optional=HINTS),
     "ExecutionParameters": answer_object(
-        MaxConcurrentTransforms={"type": "integer", "minimum": 1},
-        BatchStrategy=("SINGLE_RECORD", "MULTI_RECORD"),
-        MaxPayloadInMB={"type": "integer", "minimum": 0},
+        {
+            "MaxConcurrentTransforms": {"type": "integer", "minimum": 1},
+            "BatchStrategy": ("SINGLE_RECORD", "MULTI_RECORD"),
+            "MaxPayloadInMB": {"type": "integer", "minimum": 0},
+        }
     ),
 }
 PING = {
@@ -144,14 +146,16 @@ def server(config: Config) -> ApiDescription:
             ping["responses"][status] = {"description": meaning, "content": content("Health")}
 
     api.add("get", "/livez", "Whether the server has not failed finally", "Health")
-    api.add("get", "/version", "The version of the server", content(answer_object(version=str)))
+    api.add(
+        "get", "/version", "The version of the server", content(answer_object({"version": str}))
+    )
     api.add(
         "get",
         "/load",
         "The number of requests that are served",
-        content(answer_object(server_load=int)),
+        content(answer_object({"server_load": int})),
     )
-    info = answer_object(version=str, server=dict, models=dict)
+    info = answer_object({"version": str, "server": dict, "models": dict})
     api.add(
         "get",
         "/server_info",
@@ -231,7 +235,7 @@ SESSIONS = {
         required=("requestType",),
         example={"requestType": NEW_SESSION},
     ),
-    "SessionAnswer": answer_object(result=str),
+    "SessionAnswer": answer_object({"result": str}),
 }
 ANSWERS = (
     "OpenAIChat",
@@ -249,15 +253,15 @@ ABOUT = (
     "OpenAI's end with `[DONE]`. A body of type application/jsonlines holds a request on each "
     "line, and its answer a line for each, in order."
 )
-THREE_KEYS = answer_object(code=int, message=str, error=str)
+THREE_KEYS = answer_object({"code": int, "message": str, "error": str})
 BATCH = {
     "Error": request_object(
         {"error": str, "code": int},
         required=("error", "code"),
     ),
     "BatchRequest": BATCH_REQUEST,
-    "BatchAnswer": array(answer_object(generated_text=str)),
-    "BatchRecord": either(answer_object(outputs=[str]), "BatchError"),
+    "BatchAnswer": array(answer_object({"generated_text": str})),
+    "BatchRecord": either(answer_object({"outputs": [str]}), "BatchError"),
     "BatchError": THREE_KEYS,
 }
 ENDS = ("length", "eos_token", "stop_sequence")
@@ -338,24 +342,27 @@ def _schemas(is_tgi: bool) -> dict[str, Schema]:
     optional_flag = () if is_tgi else (flag,)
 
     details = answer_object(
+        {
+            "finish_reason": (*ENDS, "error"),
+            "generated_tokens": int | None,
+            "inputs": str | None,
+            "tokens": or_null(TOKENS),
+            "prefill": [
+                answer_object({**token, "top_tokens": TOKENS}, optional=(flag, "top_tokens"))
+            ],
+            "top_tokens": [TOKENS],
+            "best_of_sequences": [
+                answer_object(
+                    {
+                        "finish_reason": ENDS,
+                        "generated_tokens": int,
+                        "tokens": TOKENS,
+                        "generated_text": str,
+                    }
+                )
+            ],
+        },
         optional=("tokens", "prefill", "top_tokens", "best_of_sequences"),
-        finish_reason=(*ENDS, "error"),
-        generated_tokens=int | None,
-        inputs=str | None,
-        tokens=or_null(TOKENS),
-        prefill=[
-            answer_object(
-                optional=(flag, "top_tokens"),
-                **token,
-                top_tokens=TOKENS,
-            )
-        ],
-        top_tokens=[TOKENS],
-        best_of_sequences=[
-            answer_object(
-                finish_reason=ENDS, generated_tokens=int, tokens=TOKENS, generated_text=str
-            )
-        ],
     )
 
     error: dict[str, Form] = {"error": str, "code": int}
@@ -365,15 +372,12 @@ def _schemas(is_tgi: bool) -> dict[str, Schema]:
     answer: dict[str, Form] = {"generated_text": str, "details": "LmiDetails"}
     return {
         "LmiRequest": REQUEST,
-        "LmiToken": answer_object(optional=optional_flag, **token),
+        "LmiToken": answer_object(token, optional=optional_flag),
         "LmiDetails": details,
-        "LmiAnswer": answer_object(optional=("details",), **answer),
+        "LmiAnswer": answer_object(answer, optional=("details",)),
         "LmiRecord": answer_object(
+            {"token": "LmiToken", "top_tokens": TOKENS, **answer, **error},
             optional=("top_tokens", *answer, *error),
-            token="LmiToken",
-            top_tokens=TOKENS,
-            **answer,
-            **error,
         ),
-        "Error": answer_object(optional=answer, **error, **answer),
+        "Error": answer_object({**error, **answer}, optional=answer),
     }

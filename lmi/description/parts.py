@@ -104,7 +104,7 @@ def either(*forms: Form) -> Schema:
     return {"anyOf": list(map(schema_of, forms))}
 
 
-def answer_object(*, optional: Collection[str] = (), **properties: Form) -> Schema:
+def answer_object(properties: Mapping[str, Form], *, optional: Collection[str] = ()) -> Schema:
     """Describe an object of an answer. It has these properties and no others, and always all that
     are not `optional`.
     """
@@ -126,8 +126,10 @@ def request_object(
 
 # What an event of a stream has beside while there is no token.
 WAITING: dict[str, Form] = {
-    "prompt_progress": answer_object(total=int, cache=int, processed=int, time_ms=int),
-    "queue_status": answer_object(queue_position=int, estimated_wait_seconds=float | None),
+    "prompt_progress": answer_object(
+        {"total": int, "cache": int, "processed": int, "time_ms": int}
+    ),
+    "queue_status": answer_object({"queue_position": int, "estimated_wait_seconds": float | None}),
 }
 
 

@@ -23,28 +23,41 @@ ERRORS_OF_LOADING = (
 STATUSES = ("READY", "PENDING", "FAILED")
 # The processes of a model in the reference's words.
 WORKER_GROUP = answer_object(
-    device=answer_object(deviceType=str, deviceId=int),
-    minWorkers=int,
-    maxWorkers=int,
-    workers=[answer_object(id=int, startTime=str | None, status=str)],
+    {
+        "device": answer_object({"deviceType": str, "deviceId": int}),
+        "minWorkers": int,
+        "maxWorkers": int,
+        "workers": [answer_object({"id": int, "startTime": str | None, "status": str})],
+    }
 )
 SCHEMAS = {
     "Model": answer_object(
-        optional=("reason",), modelName=str, modelUrl=str, status=STATUSES, reason=str
+        {"modelName": str, "modelUrl": str, "status": STATUSES, "reason": str}, optional=("reason",)
     ),
-    "ModelPage": answer_object(optional=("nextPageToken",), models=["Model"], nextPageToken=str),
+    "ModelPage": answer_object(
+        {"models": ["Model"], "nextPageToken": str}, optional=("nextPageToken",)
+    ),
     "Workflow": answer_object(
-        workflowName=str,
-        version=str,
-        models=[
-            answer_object(modelName=str, modelUrl=str, status=STATUSES, workerGroups=[WORKER_GROUP])
-        ],
+        {
+            "workflowName": str,
+            "version": str,
+            "models": [
+                answer_object(
+                    {
+                        "modelName": str,
+                        "modelUrl": str,
+                        "status": STATUSES,
+                        "workerGroups": [WORKER_GROUP],
+                    }
+                )
+            ],
+        }
     ),
     "NewModel": request_object(
         {"model_name": {"type": "string", "pattern": f"^{NAME_PATTERN}$"}, "url": str},
         required=("model_name", "url"),
     ),
-    "ModelStatus": answer_object(status=str),
+    "ModelStatus": answer_object({"status": str}),
     "ModelError": request_object(
         {"error": str, "code": int},
         required=("error", "code"),

@@ -22,7 +22,7 @@ from lmi.settings.config import Config
 
 
 def _typed(kind: str, **fields: Form) -> Schema:
-    return answer_object(type={"const": kind}, **fields)
+    return answer_object({"type": {"const": kind}, **fields})
 
 
 EXAMPLE = {
@@ -61,17 +61,21 @@ END: dict[str, Form] = {
     "stop_sequence": str | None,
 }
 USAGE = answer_object(
-    input_tokens=int,
-    cache_creation_input_tokens=int,
-    cache_read_input_tokens=int,
-    output_tokens=int,
+    {
+        "input_tokens": int,
+        "cache_creation_input_tokens": int,
+        "cache_read_input_tokens": int,
+        "output_tokens": int,
+    }
 )
 DELTA = answer_object(
+    {
+        "type": ("text_delta", "thinking_delta", "input_json_delta"),
+        "text": str,
+        "thinking": str,
+        "partial_json": str,
+    },
     optional=("text", "thinking", "partial_json"),
-    type=("text_delta", "thinking_delta", "input_json_delta"),
-    text=str,
-    thinking=str,
-    partial_json=str,
 )
 SCHEMAS = {
     "AnthropicRequest": request_object(
@@ -83,13 +87,15 @@ SCHEMAS = {
         FIELDS, required=("messages",), example={"messages": EXAMPLE["messages"]}
     ),
     "AnthropicMessage": answer_object(
-        id=str,
-        type={"const": "message"},
-        role={"const": "assistant"},
-        model=str,
-        content=[SAID],
-        **END,
-        usage=USAGE,
+        {
+            "id": str,
+            "type": {"const": "message"},
+            "role": {"const": "assistant"},
+            "model": str,
+            "content": [SAID],
+            **END,
+            "usage": USAGE,
+        }
     ),
     "AnthropicEvent": either(
         _typed("message_start", message="AnthropicMessage"),
@@ -98,17 +104,19 @@ SCHEMAS = {
         _typed("content_block_delta", index=int, delta=DELTA),
         _typed("content_block_stop", index=int),
         answer_object(
+            {
+                "type": {"const": "message_delta"},
+                "delta": answer_object(END),
+                "usage": USAGE,
+                **WAITING,
+            },
             optional=WAITING,
-            type={"const": "message_delta"},
-            delta=answer_object(**END),
-            usage=USAGE,
-            **WAITING,
         ),
         _typed("message_stop"),
     ),
     "AnthropicError": _typed(
         "error",
-        error=answer_object(optional=("details",), type=str, message=str, details=dict),
+        error=answer_object({"type": str, "message": str, "details": dict}, optional=("details",)),
         request_id=str | None,
     ),
 }
@@ -122,7 +130,7 @@ def describe(config: Config) -> ApiDescription:
     )
     ok = content("AnthropicMessage") | content(either("AnthropicEvent", "AnthropicError"), SSE)
     api.infer("/v1/messages", "Answer a conversation", ok, "AnthropicRequest")
-    count = content(answer_object(input_tokens=int))
+    count = content(answer_object({"input_tokens": int}))
     path = "/v1/messages/count_tokens"
     api.infer(path, "Count the tokens of a conversation", count, "AnthropicCount")
     return api

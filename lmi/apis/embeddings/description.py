@@ -19,12 +19,20 @@ SCHEMAS = {
         table_schemas(PARAMETERS) | {"input": PROMPT}, required=("input",), example=EXAMPLE
     ),
     "Embeddings": answer_object(
-        object={"const": "list"},
-        data=[
-            answer_object(object={"const": "embedding"}, index=int, embedding=either([float], str))
-        ],
-        model=str,
-        usage=answer_object(prompt_tokens=int, total_tokens=int),
+        {
+            "object": {"const": "list"},
+            "data": [
+                answer_object(
+                    {
+                        "object": {"const": "embedding"},
+                        "index": int,
+                        "embedding": either([float], str),
+                    }
+                )
+            ],
+            "model": str,
+            "usage": answer_object({"prompt_tokens": int, "total_tokens": int}),
+        }
     ),
 }
 

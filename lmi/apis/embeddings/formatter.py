@@ -8,12 +8,12 @@ one text. Both are in the order of the texts.
 import base64
 import math
 from array import array
+from typing import Any
 
 from orjson import Fragment, dumps
 
 from lmi.apis.base.api import JSON
 from lmi.apis.base.readers import Parsed
-from lmi.apis.embeddings.inputs_schema import VectorsFormat
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.formatter import OpenAIFormatter
 from lmi.types import Delta
@@ -71,7 +71,7 @@ class VectorsWhole(OpenAIFormatter):
     kind = "list"
     id_prefix = ""
 
-    def __init__(self, parsed: Parsed[VectorsFormat]) -> None:
+    def __init__(self, parsed: Parsed[Any]) -> None:
         super().__init__(parsed)
         self._is_normalised = parsed.format.is_normalised
         self._written_by_index: dict[int, Fragment] = {}

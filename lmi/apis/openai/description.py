@@ -87,15 +87,16 @@ HEAD_OF_MODEL: Fields = {
     "created": int,
 }
 FINISH_REASONS = ("stop", "length", "tool_calls")
-CACHED_TOKENS = answer_object(cached_tokens=int)
+CACHED_TOKENS = answer_object({"cached_tokens": int})
 NUMBERS_OF_TOKENS: Fields = {
     "prompt_tokens": int,
     "completion_tokens": int,
     "total_tokens": int,
 }
-USAGE = answer_object(**NUMBERS_OF_TOKENS, prompt_tokens_details=CACHED_TOKENS)
+USAGE = answer_object({**NUMBERS_OF_TOKENS, "prompt_tokens_details": CACHED_TOKENS})
 USAGE_OF_CHUNK = answer_object(
-    optional=("prompt_tokens_details",), **NUMBERS_OF_TOKENS, prompt_tokens_details=CACHED_TOKENS
+    {**NUMBERS_OF_TOKENS, "prompt_tokens_details": CACHED_TOKENS},
+    optional=("prompt_tokens_details",),
 )
 # What an answer tells of its prompt, if the client asks for it.
 PROMPT_TOLD: Fields = {
@@ -107,22 +108,26 @@ LIKELY_TOKEN: Fields = {
     "logprob": float | None,
     "bytes": [int],
 }
-TOKEN_OF_CHAT = answer_object(**LIKELY_TOKEN, top_logprobs=[answer_object(**LIKELY_TOKEN)])
-LOG_PROBS_OF_CHAT = or_null(answer_object(content=[TOKEN_OF_CHAT], refusal=None))
+TOKEN_OF_CHAT = answer_object({**LIKELY_TOKEN, "top_logprobs": [answer_object(LIKELY_TOKEN)]})
+LOG_PROBS_OF_CHAT = or_null(answer_object({"content": [TOKEN_OF_CHAT], "refusal": None}))
 LOG_PROBS_OF_TEXT = or_null(
     answer_object(
-        tokens=[str],
-        token_logprobs=[float | None],
-        top_logprobs=or_null([dict | None]),
-        text_offset=[int],
+        {
+            "tokens": [str],
+            "token_logprobs": [float | None],
+            "top_logprobs": or_null([dict | None]),
+            "text_offset": [int],
+        }
     )
 )
 TOOL_CALL = answer_object(
+    {
+        "index": int,
+        "id": str,
+        "type": {"const": "function"},
+        "function": answer_object({"name": str, "arguments": str}, optional=("name",)),
+    },
     optional=("index", "id", "type"),
-    index=int,
-    id=str,
-    type={"const": "function"},
-    function=answer_object(optional=("name",), name=str, arguments=str),
 )
 # What a message has, and what a chunk adds to it.
 FIELDS_OF_MESSAGE: Fields = {
@@ -133,9 +138,10 @@ FIELDS_OF_MESSAGE: Fields = {
     "tool_calls": [TOOL_CALL],
 }
 MESSAGE_OF_ANSWER = answer_object(
-    optional=("reasoning", "reasoning_content", "tool_calls"), **FIELDS_OF_MESSAGE, refusal=None
+    {**FIELDS_OF_MESSAGE, "refusal": None},
+    optional=("reasoning", "reasoning_content", "tool_calls"),
 )
-DELTA = answer_object(optional=FIELDS_OF_MESSAGE, **FIELDS_OF_MESSAGE)
+DELTA = answer_object(FIELDS_OF_MESSAGE, optional=FIELDS_OF_MESSAGE)
 
 
 def _answer(kind: str, of_choice: Fields, *, is_chat: bool, is_chunk: bool = False) -> Schema:
@@ -174,11 +180,13 @@ def _answer(kind: str, of_choice: Fields, *, is_chat: bool, is_chunk: bool = Fal
         choice |= PROMPT_TOLD
 
     return answer_object(
+        {
+            **answer,
+            "object": {"const": kind},
+            "choices": [answer_object(choice, optional=optional_of_choice)],
+            "usage": usage,
+        },
         optional=optional,
-        **answer,
-        object={"const": kind},
-        choices=[answer_object(optional=optional_of_choice, **choice)],
-        usage=usage,
     )
 
 
@@ -203,7 +211,7 @@ SCHEMAS = {
         "oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
     },
     "OpenAITokens": answer_object(
-        count=int, max_model_len=int, tokens=[int], token_strs=or_null([str])
+        {"count": int, "max_model_len": int, "tokens": [int], "token_strs": or_null([str])}
     ),
     "OpenAIToText": request_object(
         {"model": str | None, "tokens": TOKEN_IDS},
@@ -211,14 +219,24 @@ SCHEMAS = {
         example={"tokens": [1, 2, 3]},
     ),
     "OpenAIModel": answer_object(
-        **HEAD_OF_MODEL, owned_by=str, root=str, parent=str | None, has_chat_template=bool
+        {
+            **HEAD_OF_MODEL,
+            "owned_by": str,
+            "root": str,
+            "parent": str | None,
+            "has_chat_template": bool,
+        }
     ),
     # This is for the clients of Anthropic's API.
     "AnthropicModel": answer_object(
-        type={"const": "model"}, id=str, display_name=str, created_at=str
+        {"type": {"const": "model"}, "id": str, "display_name": str, "created_at": str}
     ),
     "OpenAIError": answer_object(
-        error=answer_object(message=str, type=str, param=str | None, code=str | None)
+        {
+            "error": answer_object(
+                {"message": str, "type": str, "param": str | None, "code": str | None}
+            )
+        }
     ),
 }
 
@@ -256,16 +274,18 @@ def describe(config: Config) -> ApiDescription:
         "post",
         "/detokenize",
         "The text of token ids",
-        content(answer_object(prompt=str)),
+        content(answer_object({"prompt": str})),
         CAUSES_OF_TOKENS,
         body="OpenAIToText",
     )
-    openai_models = answer_object(object={"const": "list"}, data=["OpenAIModel"])
+    openai_models = answer_object({"object": {"const": "list"}, "data": ["OpenAIModel"]})
     anthropic_models = answer_object(
-        data=["AnthropicModel"],
-        has_more=bool,
-        first_id=or_null({"type": "string"}),
-        last_id=or_null({"type": "string"}),
+        {
+            "data": ["AnthropicModel"],
+            "has_more": bool,
+            "first_id": or_null({"type": "string"}),
+            "last_id": or_null({"type": "string"}),
+        }
     )
     models = content(either(openai_models, anthropic_models))
     api.add("get", "/v1/models", "The model and its names", models)

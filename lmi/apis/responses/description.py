@@ -37,28 +37,34 @@ FIELDS = table_schemas(schema.RESPONSES) | {
 }
 STATUS = ("in_progress", "completed", "incomplete")
 OUTPUT_TEXT = answer_object(
-    type={"const": "output_text"}, text=str, annotations=[dict], logprobs=[dict]
+    {"type": {"const": "output_text"}, "text": str, "annotations": [dict], "logprobs": [dict]}
 )
-REASONING_TEXT = answer_object(type={"const": "reasoning_text"}, text=str)
+REASONING_TEXT = answer_object({"type": {"const": "reasoning_text"}, "text": str})
 PART = either(OUTPUT_TEXT, REASONING_TEXT)
 CALL: dict[str, Form] = {"call_id": str, "name": str, "arguments": str, "status": STATUS}
 OUTPUT = either(
     answer_object(
-        type={"const": "message"},
-        id=str,
-        status=STATUS,
-        role={"const": "assistant"},
-        content=[OUTPUT_TEXT],
+        {
+            "type": {"const": "message"},
+            "id": str,
+            "status": STATUS,
+            "role": {"const": "assistant"},
+            "content": [OUTPUT_TEXT],
+        }
     ),
-    answer_object(type={"const": "reasoning"}, id=str, summary=[dict], content=[REASONING_TEXT]),
-    answer_object(type={"const": "function_call"}, id=str, **CALL),
+    answer_object(
+        {"type": {"const": "reasoning"}, "id": str, "summary": [dict], "content": [REASONING_TEXT]}
+    ),
+    answer_object({"type": {"const": "function_call"}, "id": str, **CALL}),
 )
 USAGE = answer_object(
-    input_tokens=int,
-    output_tokens=int,
-    total_tokens=int,
-    input_tokens_details=CACHED_TOKENS,
-    output_tokens_details=answer_object(reasoning_tokens=int),
+    {
+        "input_tokens": int,
+        "output_tokens": int,
+        "total_tokens": int,
+        "input_tokens_details": CACHED_TOKENS,
+        "output_tokens_details": answer_object({"reasoning_tokens": int}),
+    }
 )
 PLACE: dict[str, Form] = {"item_id": str, "output_index": int, "content_index": int}
 MORE: dict[str, Form] = {
@@ -95,19 +101,23 @@ NAMES = (
 SCHEMAS = {
     "ResponseRequest": request_object(FIELDS, required=("input",), example=EXAMPLE),
     "Response": answer_object(
-        id=str,
-        object={"const": "response"},
-        created_at=int,
-        completed_at=int | None,
-        status=(*STATUS, "failed"),
-        model=str,
-        output=[OUTPUT],
-        error=or_null(answer_object(code=str, message=str)),
-        incomplete_details=or_null(answer_object(reason={"const": "max_output_tokens"})),
-        usage=or_null(USAGE),
-        **{name: Schema() for name in schema.SETTINGS},
+        {
+            "id": str,
+            "object": {"const": "response"},
+            "created_at": int,
+            "completed_at": int | None,
+            "status": (*STATUS, "failed"),
+            "model": str,
+            "output": [OUTPUT],
+            "error": or_null(answer_object({"code": str, "message": str})),
+            "incomplete_details": or_null(
+                answer_object({"reason": {"const": "max_output_tokens"}})
+            ),
+            "usage": or_null(USAGE),
+            **{name: Schema() for name in schema.SETTINGS},
+        }
     ),
-    "ResponseEvent": answer_object(optional=MORE, type=NAMES, sequence_number=int, **MORE),
+    "ResponseEvent": answer_object({"type": NAMES, "sequence_number": int, **MORE}, optional=MORE),
 }
 
 
@@ -121,7 +131,9 @@ def describe(config: Config) -> ApiDescription:
     response = content("Response") | content("ResponseEvent", SSE)
     api.infer("/v1/responses", "Answer a conversation", response, request)
 
-    count = content(answer_object(object={"const": "response.input_tokens"}, input_tokens=int))
+    count = content(
+        answer_object({"object": {"const": "response.input_tokens"}, "input_tokens": int})
+    )
     path = "/v1/responses/input_tokens"
     api.infer(path, "Count the tokens of a conversation", count, request)
     return api

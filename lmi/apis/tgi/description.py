@@ -30,51 +30,50 @@ SEQUENCE: dict[str, Form] = {
     "finish_reason": ENDS,
     "generated_tokens": int,
     "seed": int | None,
-    "prefill": [answer_object(**PROMPT_TOKEN)],
+    "prefill": [answer_object(PROMPT_TOKEN)],
     "tokens": ["TgiToken"],
     "top_tokens": [["TgiToken"]],
 }
-BEST_OF = [answer_object(optional=("top_tokens",), generated_text=str, **SEQUENCE)]
+BEST_OF = [answer_object({"generated_text": str, **SEQUENCE}, optional=("top_tokens",))]
 DETAILS = answer_object(
-    optional=("top_tokens", "best_of_sequences"),
-    **SEQUENCE,
-    best_of_sequences=BEST_OF,
+    {**SEQUENCE, "best_of_sequences": BEST_OF}, optional=("top_tokens", "best_of_sequences")
 )
 EVENT_TOKENS: dict[str, Form] = {"token": "TgiToken", "top_tokens": ["TgiToken"]}
 EVENT_DETAILS = or_null(
-    answer_object(finish_reason=ENDS, generated_tokens=int, seed=int | None, input_length=int)
+    answer_object(
+        {"finish_reason": ENDS, "generated_tokens": int, "seed": int | None, "input_length": int}
+    )
 )
 SCHEMAS = {
     "TgiRequest": request_object(FIELDS, required=("inputs",), example=EXAMPLE),
     "TgiEitherRequest": request_object(
         FIELDS | {"stream": bool | None}, required=("inputs",), example=EXAMPLE
     ),
-    "TgiToken": answer_object(**PROMPT_TOKEN, special=bool),
-    "TgiAnswer": answer_object(optional=("details",), generated_text=str, details=DETAILS),
+    "TgiToken": answer_object({**PROMPT_TOKEN, "special": bool}),
+    "TgiAnswer": answer_object({"generated_text": str, "details": DETAILS}, optional=("details",)),
     "TgiEvent": answer_object(
+        {"index": int, **EVENT_TOKENS, "generated_text": str | None, "details": EVENT_DETAILS},
         optional=("top_tokens",),
-        index=int,
-        **EVENT_TOKENS,
-        generated_text=str | None,
-        details=EVENT_DETAILS,
     ),
-    "TgiError": answer_object(error=str, error_type=str),
+    "TgiError": answer_object({"error": str, "error_type": str}),
     "TgiInfo": answer_object(
-        model_id=str,
-        model_pipeline_tag=str,
-        router=str,
-        version=str,
-        kernels=str,
-        model_sha=None,
-        sha=None,
-        docker_label=None,
-        max_concurrent_requests=int,
-        max_best_of=int,
-        max_stop_sequences=int,
-        max_input_tokens=int,
-        max_total_tokens=int,
-        validation_workers=int,
-        max_client_batch_size=int,
+        {
+            "model_id": str,
+            "model_pipeline_tag": str,
+            "router": str,
+            "version": str,
+            "kernels": str,
+            "model_sha": None,
+            "sha": None,
+            "docker_label": None,
+            "max_concurrent_requests": int,
+            "max_best_of": int,
+            "max_stop_sequences": int,
+            "max_input_tokens": int,
+            "max_total_tokens": int,
+            "validation_workers": int,
+            "max_client_batch_size": int,
+        }
     ),
 }
 

@@ -65,38 +65,48 @@ FIELDS_OF_ANSWER: dict[str, Form] = {
     "text_output": either(str, [str]),
 }
 FIELDS_OF_ANSWER |= {name: _one_or_several(VALUES[datatype]) for name, datatype in OUTPUTS.items()}
-TENSORS = [answer_object(name=str, datatype=str, shape=[int])]
+TENSORS = [answer_object({"name": str, "datatype": str, "shape": [int]})]
 NUMBERS_OF_REQUESTS: dict[str, Form] = {"inference_count": int, "execution_count": int}
 # How often requests have ended in each way.
 NUMBERS_OF_ENDS = answer_object(
-    success=answer_object(count=int), fail=answer_object(count=int), cancel=answer_object(count=int)
+    {
+        "success": answer_object({"count": int}),
+        "fail": answer_object({"count": int}),
+        "cancel": answer_object({"count": int}),
+    }
 )
 SCHEMAS = {
     "TritonInputs": request_object(FIELDS_OF_INPUTS | {"text_input": PROMPT}),
     "TritonRequest": REQUEST,
-    "TritonAnswer": answer_object(
-        optional=("id", *OUTPUTS),
-        **FIELDS_OF_ANSWER,
-    ),
+    "TritonAnswer": answer_object(FIELDS_OF_ANSWER, optional=("id", *OUTPUTS)),
     "TritonEvent": answer_object(
-        optional=(*FIELDS_OF_ANSWER, "error"),
-        **FIELDS_OF_ANSWER,
-        error=str,
+        {**FIELDS_OF_ANSWER, "error": str}, optional=(*FIELDS_OF_ANSWER, "error")
     ),
-    "TritonError": answer_object(error=str),
-    "TritonServer": answer_object(name=str, version=str, extensions=[str]),
+    "TritonError": answer_object({"error": str}),
+    "TritonServer": answer_object({"name": str, "version": str, "extensions": [str]}),
     "TritonModel": answer_object(
-        name=str, versions=[str], platform=str, inputs=TENSORS, outputs=TENSORS
+        {"name": str, "versions": [str], "platform": str, "inputs": TENSORS, "outputs": TENSORS}
     ),
     "TritonIndex": schema_of(
-        [answer_object(optional=("reason",), name=str, version=str, state=str, reason=str)]
-    ),
-    "TritonStats": answer_object(
-        model_stats=[
+        [
             answer_object(
-                name=str, version=str, **NUMBERS_OF_REQUESTS, inference_stats=NUMBERS_OF_ENDS
+                {"name": str, "version": str, "state": str, "reason": str}, optional=("reason",)
             )
         ]
+    ),
+    "TritonStats": answer_object(
+        {
+            "model_stats": [
+                answer_object(
+                    {
+                        "name": str,
+                        "version": str,
+                        **NUMBERS_OF_REQUESTS,
+                        "inference_stats": NUMBERS_OF_ENDS,
+                    }
+                )
+            ]
+        }
     ),
 }
 

@@ -15,8 +15,9 @@ import orjson
 from lmi.client.ask import headers_of
 from lmi.client.bench.dialects import DIALECTS, Ask
 from lmi.client.bench.figures import report_of, table_of
-from lmi.client.bench.load import Load, client_of, first_model, of_file, synthetic
+from lmi.client.bench.load import Load, client_of, first_model
 from lmi.client.bench.page import page_of
+from lmi.client.bench.prompts import of_file, synthetic
 
 MAX_SERVERS = 2
 # What flags call these latencies.
@@ -71,6 +72,7 @@ def bench(settings: dict[str, Any]) -> int:
 
 
 def _load_of(url: str, api_key: str | None, settings: dict[str, Any]) -> Load:
+    """Return the load of a server that the settings describe."""
     return Load(
         url,
         client_of(url, headers_of(api_key)),
@@ -85,6 +87,7 @@ def _load_of(url: str, api_key: str | None, settings: dict[str, Any]) -> Load:
 
 
 def _object(text: str) -> dict[str, Any]:
+    """Return the fields that `--body` adds to each body. Raises UsageError."""
     try:
         value = orjson.loads(text)
     except ValueError as error:
@@ -97,6 +100,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _asks(settings: dict[str, Any]) -> Iterator[Ask]:
+    """Return the prompts of the file, else made ones, without an end."""
     if settings["prompts"]:
         return of_file(settings["prompts"], settings["max_tokens"])
 

@@ -1,52 +1,25 @@
-"""The load: what clients ask a server, in a closed or an open loop, what each of them saw, and what
-the server used.
-"""
+"""The load: what clients ask a server, in a closed or an open loop, and what each of them saw."""
 
 import asyncio
-import ipaddress
 import itertools
-import os
 import random
-import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 import httpx2
 import orjson
 
 from lmi.client import answers
+from lmi.client.bench.cpu import cpu_of
 from lmi.client.bench.dialects import Ask, Dialect
-from lmi.http.listener import owners
-from lmi.shared import processes
 
 # The outcomes of requests that have no whole answer.
 LOST = "lost"
 TIMEOUT = "timeout"
 BROKEN = "broken"
-WORDS = (
-    "time",
-    "river",
-    "stone",
-    "light",
-    "paper",
-    "green",
-    "seven",
-    "window",
-    "garden",
-    "music",
-    "horse",
-    "winter",
-    "letter",
-    "bridge",
-    "cloud",
-    "table",
-)
 
 
 @dataclass
@@ -106,6 +79,7 @@ class Load:
     cpu_s: dict[str, float] = field(default_factory=dict)
 
     async def round(self, asks: Sequence[Ask], seed: int) -> None:
+        """Run a round, and note its samples and what CPU the server used meanwhile."""
         before_s = cpu_of(self.url)
         self.rounds.append(await self.run(iter(asks), seed))
         for name, until_s in cpu_of(self.url).items():
@@ -142,6 +116,7 @@ class Load:
         return list(await asyncio.gather(*running))
 
     async def ask(self, ask: Ask, due_s: float) -> Sample:
+        """Send a request that was due at this time, and note what came of it."""
         sample = Sample(due_s)
         self.running[id(sample)] = sample
         try:
@@ -162,6 +137,7 @@ class Load:
         return sample
 
     async def _read(self, ask: Ask, sample: Sample) -> str:
+        """Send a request and read its answer into the sample. Returns the outcome."""
         path = self.dialect.path if self.is_streamed else self.dialect.whole_path
         url = path.format(model=self.model)
         body = merged(self.dialect.body(self.model, ask, self.is_streamed), self.extra)
@@ -196,42 +172,11 @@ class Load:
 
 
 def _reported(dialect: Dialect, answer: Any) -> int | None:
+    """Return the number of tokens that an answer reports, which TGI has in a list of one."""
     if isinstance(answer, list):
         answer = answer[0]
 
     return dialect.num_tokens_of(answer)
-
-
-def cpu_of(url: str) -> dict[str, float]:
-    """Return the CPU seconds so far of the processes that listen at `url` and of their descendants,
-    by name and pid.
-
-    Nothing if the host is not this machine, or if the processes are another user's.
-    """
-    parts = urlsplit(url)
-    is_local = parts.hostname in ("localhost", socket.gethostname())
-    with suppress(ValueError):
-        is_local |= ipaddress.ip_address(parts.hostname or "").is_loopback
-
-    if not is_local:
-        return {}
-
-    default_port = 443 if parts.scheme == "https" else 80
-    pids = set[int]()
-    for listener in owners(parts.port or default_port):
-        pids.add(listener)
-        pids.update(processes.descendants(listener))
-
-    cpu_s: dict[str, float] = {}
-    for pid in pids:
-        # It may have ended, or be another user's.
-        with suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            # The ticks in user and in system mode. Source: proc(5).
-            ticks = int(fields[11]) + int(fields[12])
-            cpu_s[f"{processes.title(pid)} ({pid})"] = ticks / os.sysconf("SC_CLK_TCK")
-
-    return cpu_s
 
 
 def merged(body: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
@@ -267,46 +212,3 @@ def client_of(url: str, headers: dict[str, str]) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(
         base_url=base, headers=headers, timeout=None, limits=limits, verify=trusted, trust_env=False
     )
-
-
-def of_file(path: Path, max_tokens: int) -> Iterator[Ask]:
-    """Yield each line, and the first again after the last. A line is a text, or an object with
-    prompt and max_tokens.
-
-    Raises ClickException for a file without prompts and for a line that begins as an object and is
-    none.
-    """
-    lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    asks = [_ask_of(line, number, max_tokens) for number, line in enumerate(lines, 1)]
-    if not asks:
-        raise click.ClickException(f"{path}: no prompts")
-
-    return itertools.cycle(asks)
-
-
-def _ask_of(line: str, number: int, max_tokens: int) -> Ask:
-    if not line.startswith("{"):
-        return Ask(line, max_tokens)
-
-    try:
-        row = orjson.loads(line)
-        return Ask(str(row["prompt"]), int(row.get("max_tokens", max_tokens)))
-    except (ValueError, TypeError, KeyError) as error:
-        raise click.ClickException(
-            f"prompt {number}: not an object with prompt and max_tokens: {error}"
-        ) from None
-
-
-def synthetic(
-    num_words: int, num_shared_words: int, num_prefixes: int, max_tokens: int, seed: int
-) -> Iterator[Ask]:
-    """Yield prompts of `num_words` words. The first `num_shared_words` are one of `num_prefixes`
-    beginnings.
-    """
-    dice = random.Random(seed)
-    num_shared = min(num_shared_words, num_words)
-    prefixes = [dice.choices(WORDS, k=num_shared) for _ in range(num_prefixes)]
-    while True:
-        prefix = dice.choice(prefixes)
-        words = dice.choices(WORDS, k=num_words - len(prefix))
-        yield Ask(" ".join([*prefix, *words]), max_tokens)

@@ -4,11 +4,11 @@ It is drawn larger and then made smaller, so that slanted lines are smooth.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-from lmi.client.bench.page import Plot, plots_of, short
+from lmi.client.bench.plots import GRID, Plot, plots_of, short
 
 try:
     from PIL import Image, ImageDraw, ImageFont
@@ -66,36 +66,57 @@ class Pen:
         self._canvas = canvas
 
     def line(self, points: list[tuple[float, float]], colour: str, width: float = 1) -> None:
+        """Draw a line through points."""
         scaled = [(x * SCALE, y * SCALE) for x, y in points]
         self._canvas.line(scaled, fill=colour, width=round(width * SCALE), joint="curve")
 
     def text(
         self, x: float, y: float, text: str, colour: str, anchor: str, size: float = SIZE
     ) -> None:
+        """Write a text whose `anchor` is at a point. Source: Pillow's text anchors."""
         font = ImageFont.load_default(size * SCALE)
         self._canvas.text((x * SCALE, y * SCALE), text, fill=colour, font=font, anchor=anchor)
 
 
+class Frame(NamedTuple):
+    """Where a plot stands: its upper left corner, and the largest values of its area."""
+
+    left_x: float
+    top_y: float
+    most_x: float
+    most_y: float
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """Return where a point of a line is in the picture."""
+        across = x / self.most_x * (WIDTH - LEFT - RIGHT)
+        down = (1 - y / self.most_y) * (HEIGHT - TOP - BOTTOM)
+        return self.left_x + LEFT + across, self.top_y + TOP + down
+
+
 def _draw(pen: Pen, plot: Plot, left_x: float, top_y: float) -> None:
-    most_x, most_y = plot.most
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = x / most_x * (WIDTH - LEFT - RIGHT)
-        down = (1 - y / most_y) * (HEIGHT - TOP - BOTTOM)
-        return left_x + LEFT + across, top_y + TOP + down
-
+    """Draw a plot at this corner of the picture."""
+    frame = Frame(left_x, top_y, *plot.most)
     pen.text(left_x + LEFT, top_y + TOP / 2, plot.title, INK, "lm", LARGER)
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        value_x = share * most_x
-        value_y = share * most_y
-        start = place(0, value_y)
-        end = place(most_x, value_y)
-        pen.line([start, end], RULE)
-        pen.text(start[0] - 8, start[1], short(value_y), SOFT, "rm")
-        x, y = place(value_x, 0)
-        pen.text(x, y + 16, short(value_x), SOFT, "mm")
+    _draw_grid(pen, frame)
 
-    pen.text(left_x + (LEFT + WIDTH - RIGHT) / 2, top_y + HEIGHT - 14, plot.unit, SOFT, "mm")
+    middle_x = left_x + (LEFT + WIDTH - RIGHT) / 2
+    pen.text(middle_x, top_y + HEIGHT - 14, plot.unit, SOFT, "mm")
     for line, colour in zip(plot.lines, COLOURS, strict=False):
         if line:
-            pen.line([place(x, y) for x, y in line], colour, 2)
+            points = [frame.place(x, y) for x, y in line]
+            pen.line(points, colour, 2)
+
+
+def _draw_grid(pen: Pen, frame: Frame) -> None:
+    """Draw rules, each with its value to the left, and the values below."""
+    for share in GRID:
+        value_x = share * frame.most_x
+        value_y = share * frame.most_y
+
+        start_x, rule_y = frame.place(0, value_y)
+        end = frame.place(frame.most_x, value_y)
+        pen.line([(start_x, rule_y), end], RULE)
+        pen.text(start_x - 8, rule_y, short(value_y), SOFT, "rm")
+
+        x, bottom_y = frame.place(value_x, 0)
+        pen.text(x, bottom_y + 16, short(value_x), SOFT, "mm")
