@@ -31,14 +31,19 @@ log = logging.getLogger(__name__)
 
 
 class State(enum.StrEnum):
+    """How far the writer of an entry is with it."""
+
     PENDING = "pending"
     READY = "ready"
     FAILED = "failed"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A model or an adapter that should be loaded, or will be."""
+
     name: str
     state: State
+    # The id of the process that wrote the entry.
     writer: int = msgspec.field(default_factory=os.getpid)
 
 
@@ -47,17 +52,19 @@ Version = frozenset[tuple[str, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot(Generic[T]):
+class FolderListing(Generic[T]):
     """What one look at a folder found. The version is None if a part could not be read, which is
     worth another look.
     """
 
-    # Those that count, sorted by name.
+    # The entries that count, sorted by name.
     entries: list[T]
     version: Version | None
 
 
 class Folder(Generic[T]):
+    """The entries of one kind, as any process of the server reads and changes them."""
+
     def __init__(self, path: Path, kind: type[T]) -> None:
         self._path = path
         self._decoder = msgspec.json.Decoder(kind)
@@ -77,6 +84,7 @@ class Folder(Generic[T]):
         return self.change(entry.name, put) is entry
 
     def replace(self, entry: T) -> None:
+        """Write an entry in place of the one of its name, if there is one."""
         self.change(entry.name, lambda old: entry)
 
     def swap(self, old: T, new: T) -> bool:
@@ -137,13 +145,13 @@ class Folder(Generic[T]):
         """
         return self.snapshot().entries
 
-    def snapshot(self) -> Snapshot[T]:
+    def snapshot(self) -> FolderListing[T]:
         """Look at the whole folder. What cannot be read now is as it was read last, or left out if
         it never was.
         """
         version = self.version()
         if version is None:
-            return Snapshot(_counted(self._last_read.copy().values()), None)
+            return FolderListing(_counted(self._last_read.copy().values()), None)
 
         files = {file for file, _, _ in version}
         for file in set(self._last_read) - files:
@@ -154,7 +162,9 @@ class Folder(Generic[T]):
         entries = [self._read(self._path / file) for file in files]
         is_whole = not self._unreadable & files
         whole_version = version if is_whole else None
-        return Snapshot(_counted(entry for entry in entries if entry is not None), whole_version)
+        return FolderListing(
+            _counted(entry for entry in entries if entry is not None), whole_version
+        )
 
     def version(self) -> Version | None:
         """Return a value that differs after every change of the folder, or None if it cannot be
