@@ -33,7 +33,8 @@ from lmi.server.front_end import describe, explain
 from lmi.shared import linux, processes, signals
 from lmi.shared.sink import guard_streams
 from lmi.shared.state import FrontEndRecord, Phase
-from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, Pauses, drain_notice_s
+from lmi.supervisor.pauses import Pauses
+from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, drain_notice_s
 
 # setproctitle, which vLLM installs, would replace our names of processes.
 util._setproctitle = lambda title: None

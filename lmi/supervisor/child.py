@@ -14,16 +14,10 @@ from msgspec import Struct
 from lmi.errors import NoMemory, StartError
 from lmi.shared import linux, processes
 from lmi.shared.state import EngineRecord, Phase
+from lmi.supervisor.hangs import HangLimits, StepWork, hang
 from lmi.supervisor.output import ChildOutput
-from lmi.supervisor.restarts import (
-    LONGEST_DELAY_S,
-    STEADY_S,
-    HangLimits,
-    Pauses,
-    RestartTable,
-    StepWork,
-    hang,
-)
+from lmi.supervisor.pauses import Pauses
+from lmi.supervisor.restarts import LONGEST_DELAY_S, STEADY_S, RestartTable
 
 # When the system refused a process, the next try comes after so long.
 FORK_AGAIN_S = 1.0
@@ -36,6 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class Failure(Struct, frozen=True, kw_only=True):
+    """Why the server ends."""
+
     # The exit code of the server.
     code: int
     # The label of an error class.
@@ -71,20 +67,18 @@ class ChildKind:
     # Those of a process with a record.
     limits: HangLimits | None = None
     restarts: Callable[[], RestartTable]
+    # Returns the error that an exit means if another start cannot mend it, from the exit's code and
+    # reason.
     fatal: Callable[[int, str], StartError | None]
-    """Returns the error that an exit means if another start cannot mend it, from the exit's code
-    and reason.
-    """
     # The cause of a failure after too many deaths.
     lost_label: str
     # How long `/ping` reports that failure before the server ends.
     lost_notice_s: float = 0.0
     # Exit code 0 means that its work is done.
     is_one_shot: bool = False
+    # Its processes hold the connections of clients. In a drain they stop before the others, in an
+    # immediate end after them. Those that outlive their parent finish their requests.
     serves_clients: bool = False
-    """Its processes hold the connections of clients. In a drain they stop before the others, in an
-    immediate end after them. Those that outlive their parent finish their requests.
-    """
 
 
 class Child:
@@ -273,6 +267,7 @@ class Child:
         return times
 
     def _judge(self, record: EngineRecord, now: float, pauses: Pauses) -> None:
+        """Notice that the process is ready, or hangs, or is late."""
         if record.phase == Phase.DRAINING and not self._ends_by_itself:
             self._ends_by_itself = True
             self._began_s = now
@@ -334,6 +329,7 @@ class Child:
             self._lose(self.record, reason, label, now)
 
     def _lose(self, record: EngineRecord, reason: str, label: str, now: float) -> None:
+        """Write into the record that the process is lost, and why."""
         record.phase = Phase.LOST
         record.reason = reason
         record.cause = label

@@ -7,8 +7,8 @@ from lmi.runtime import Runtime
 from lmi.settings.config import Config
 from lmi.supervisor.child import ChildKind
 from lmi.supervisor.cores import Cores, of_cores, of_threads
+from lmi.supervisor.hangs import HangLimits
 from lmi.supervisor.kinds import environ_of, with_installed, without_secrets, worker
-from lmi.supervisor.restarts import HangLimits
 
 # Nothing is ever written to a model's folder.
 NOTHING_BESIDE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}

@@ -24,8 +24,9 @@ from lmi.sources.source import unreadable
 from lmi.supervisor.child import ChildKind
 from lmi.supervisor.cores import Cores, of_cores, of_threads
 from lmi.supervisor.credentials import FD_NAME
+from lmi.supervisor.hangs import HangLimits
 from lmi.supervisor.memory import of_memory
-from lmi.supervisor.restarts import HangLimits, RestartTable
+from lmi.supervisor.restarts import RestartTable
 
 APP = "lmi.server.app:create_app()"
 FAILED_NOTICE_S = 2.0

@@ -34,14 +34,8 @@ from lmi.supervisor.child import Child, Failure
 from lmi.supervisor.cores import Cores, claimed, usable
 from lmi.supervisor.credentials import hand_over, read_again
 from lmi.supervisor.gateway import gateways
-from lmi.supervisor.restarts import (
-    DRAIN_CUT_S,
-    DRAIN_END_S,
-    LATE_TURN_S,
-    PauseNotes,
-    Pauses,
-    drain_notice_s,
-)
+from lmi.supervisor.pauses import LATE_TURN_S, PauseNotes, Pauses
+from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, drain_notice_s
 from lmi.supervisor.running_model import RunningModel
 from lmi.supervisor.stages import Settle, Stage
 from lmi.supervisor.takeover import LEAST_LEAVING_S, Handover, Predecessor, find

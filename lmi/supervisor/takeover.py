@@ -33,11 +33,10 @@ ANSWER_S = 10.0
 MAX_MESSAGE_BYTES = 4096
 MAX_FDS = 8
 READY = b"ready"
+# How long a server whose ports were taken over serves the connections that it has. Each ends with
+# its next answer, so those whose clients are busy are closed by then, and no client sends a request
+# to one that is being closed.
 LEAST_LEAVING_S = 3.0
-"""How long a server whose ports were taken over serves the connections that it has. Each ends with
-its next answer, so those whose clients are busy are closed by then, and no client sends a request
-to one that is being closed.
-"""
 # The pid, uid and gid of the other end.
 CREDENTIALS = struct.Struct("3i")
 

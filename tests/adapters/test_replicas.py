@@ -41,7 +41,8 @@ from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.desired_state import Folder, State, key
 from lmi.shared.state import Block, Phase
-from lmi.supervisor.restarts import LATE_TURN_S, HangLimits, Pauses, hang
+from lmi.supervisor.hangs import HangLimits, hang
+from lmi.supervisor.pauses import LATE_TURN_S, Pauses
 from tests.engine.test_worker import FrontEnd
 from tests.system.engines.foreign_engine import MAX_ADAPTERS, Executor, write_adapter
 

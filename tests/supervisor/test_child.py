@@ -18,7 +18,9 @@ import pytest
 from lmi.errors import ModelUnusable, StartError
 from lmi.shared.state import Block, EngineRecord, Phase
 from lmi.supervisor.child import Child, ChildKind
-from lmi.supervisor.restarts import NO_PAUSES, HangLimits, Pauses, RestartTable
+from lmi.supervisor.hangs import HangLimits
+from lmi.supervisor.pauses import NO_PAUSES, Pauses
+from lmi.supervisor.restarts import RestartTable
 
 DEAD_PID = 1 << 30
 

@@ -14,7 +14,7 @@ from lmi.settings.listeners import User
 from lmi.shared.state import Phase
 from lmi.supervisor import kinds
 from lmi.supervisor.cores import Cores
-from lmi.supervisor.restarts import Pauses
+from lmi.supervisor.pauses import Pauses
 from lmi.supervisor.running_model import of_model
 from lmi.user_code.options import UserCodeConfig
 

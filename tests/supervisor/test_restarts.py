@@ -12,16 +12,9 @@ import pytest
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import Block, EngineRecord, Phase
 from lmi.supervisor.code import limits
-from lmi.supervisor.restarts import (
-    NO_PAUSES,
-    HangLimits,
-    PauseNotes,
-    Pauses,
-    RestartTable,
-    StepWork,
-    drain_notice_s,
-    hang,
-)
+from lmi.supervisor.hangs import HangLimits, StepWork, hang
+from lmi.supervisor.pauses import NO_PAUSES, PauseNotes, Pauses
+from lmi.supervisor.restarts import RestartTable, drain_notice_s
 from lmi.user_code.options import UserCodeConfig
 
 ENGINE = HangLimits.of(
