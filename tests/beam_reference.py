@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lmi.executor import Request
 
-TOLERANCE = 2e-4  # of a score, and between beams that tie
+# Of a score, and between beams that tie
+TOLERANCE = 2e-4
 
 
 @dataclass(slots=True)
@@ -35,7 +36,8 @@ class Comparison:
     def check(self, name: str, found: Found, expected: Found) -> None:
         if found.beams == expected.beams:
             differences = [
-                abs(one - other) for one, other in zip(found.scores, expected.scores, strict=True)
+                abs(score - expected_score)
+                for score, expected_score in zip(found.scores, expected.scores, strict=True)
             ]
             assert max(differences) < TOLERANCE, f"{name}: {found} is not {expected}"
             self.num_equal += 1
@@ -49,7 +51,7 @@ def _tie(found: Found, expected: Found) -> bool:
     rounding decides.
     """
     pairs = list(zip(found.scores, expected.scores, strict=True))
-    return all(abs(one - other) < TOLERANCE for one, other in pairs)
+    return all(abs(score - expected_score) < TOLERANCE for score, expected_score in pairs)
 
 
 def transformers_beams(model: Any, request: Request) -> Found:

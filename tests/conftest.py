@@ -17,9 +17,8 @@ from hypothesis import settings
 from tests.machine import SERVERS, account
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-os.environ.setdefault(
-    "VLLM_CONFIGURE_LOGGING", "0"
-)  # else its import gives each log line of this process a field
+# Else its import gives each log line of this process a field
+os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
 USUAL = gc.get_threshold()
 gc.set_threshold(50_000)
 settings.register_profile("lmi", deadline=None)

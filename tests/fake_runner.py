@@ -63,7 +63,8 @@ class FakeRunner:
         self.states: dict[int, list[int]] = {}  # by slot
         self.plans: list[Plan] = []
         self.poison = poison or {}
-        self.wanted: list[int] = []  # the states at the wanted positions of the last step
+        # The states at the wanted positions of the last step
+        self.wanted: list[int] = []
 
     def forward(self, plan: Plan) -> Floats:
         self.plans.append(plan)
@@ -134,9 +135,8 @@ class SharingRunner(FakeRunner):
     ) -> None:
         super().__init__(vocab_size, context_length, poison)
         self.slots = None
-        self.cells: dict[
-            tuple[int, int], tuple[int, int]
-        ] = {}  # (block, place) -> states before and after its token
+        # (block, place) -> states before and after its token
+        self.cells: dict[tuple[int, int], tuple[int, int]] = {}
 
     def forward(self, plan: Plan) -> Floats:
         self.plans.append(plan)
@@ -147,13 +147,13 @@ class SharingRunner(FakeRunner):
                 if (source, place) in self.cells:
                     self.cells[block, place] = self.cells[source, place]
 
-        written: set[tuple[int, int]] = set()
+        written_cells: set[tuple[int, int]] = set()
         for chunk in plan.chunks:
-            self._write(chunk, written)
+            self._write(chunk, written_cells)
 
-        wanted = [one for chunk in plan.chunks for one in self._read(chunk)]
-        self.wanted = [state for state, _ in wanted]
-        logits = [self._logits(*one) for one in wanted]
+        states = [wanted_state for chunk in plan.chunks for wanted_state in self._read(chunk)]
+        self.wanted = [state for state, _ in states]
+        logits = [self._logits(*wanted_state) for wanted_state in states]
         return np.stack(logits) if logits else np.empty((0, self.vocab_size), np.float32)
 
     def _cell(self, chunk: Chunk, position: int) -> tuple[int, int]:

@@ -94,7 +94,7 @@ def pair(key: str, value: Any) -> bytes:
     kind, content = value if isinstance(value, Typed) else (None, value)
     if isinstance(content, list):
         kind = kind or kind_of(content[0])
-        items = b"".join(value_bytes(kind, item) for item in content)
+        items = b"".join(value_bytes(kind, element) for element in content)
         return text(key) + struct.pack("<IIQ", ValueKind.ARRAY, kind, len(content)) + items
     kind = kind or kind_of(content)
     return text(key) + struct.pack("<I", kind) + value_bytes(kind, content)
@@ -171,7 +171,8 @@ def _real_file(
     folder = cache / "lmi-tests"
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / name
-    with (folder / f"{name}.lock").open("w") as lock:  # the processes of a test run share it
+    # The processes of a test run share it
+    with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if file.exists():
             return file

@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 MAX_TRIES = 3
-WAIT_S = 60.0  # for what comes soon unless the machine is busy
+# For what comes soon unless the machine is busy
+WAIT_S = 60.0
 PATIENCE = 4
-PAUSE_S = 0.02  # between two looks at a condition, at first
-PAUSE_SHARE = 1 / 10  # of the time waited so far: looking again costs cores that others need
+# Between two looks at a condition, at first
+PAUSE_S = 0.02
+# Of the time waited so far: looking again costs cores that others need
+PAUSE_SHARE = 1 / 10
 MAX_PAUSE_S = 0.25
 NUM_CORES = os.cpu_count() or 1
-SERVERS: list[Server] = []  # that this process started and that may still run
+# That this process started and that may still run
+SERVERS: list[Server] = []
 PRESSURE = Path("/proc/pressure/cpu")
 
 
@@ -84,8 +88,8 @@ def _waiting_s() -> float:
     """Seconds in which at least one process was ready to run and had no core; 0 where the kernel
     does not count.
     """
-    found = re.search(r"some .*total=(\d+)", PRESSURE.read_text()) if PRESSURE.exists() else None
-    return int(found[1]) / 1e6 if found else 0.0
+    match = re.search(r"some .*total=(\d+)", PRESSURE.read_text()) if PRESSURE.exists() else None
+    return int(match[1]) / 1e6 if match else 0.0
 
 
 def _stolen_s() -> float:

@@ -22,7 +22,8 @@ class Rerun:
         self.config = config
         self.failed: list[str] = []
         self.flaky: list[str] = []
-        self.reasons: dict[str, str] = {}  # the first line of each first failure
+        # The first line of each first failure
+        self.reasons: dict[str, str] = {}
         self.is_luck = True
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -35,13 +36,15 @@ class Rerun:
             self.reasons[report.nodeid] = (
                 crash.message if crash else report.longreprtext
             ).partition("\n")[0]
+            # Of a crash it is none of these
             self.is_luck &= report.when in (
                 "setup",
                 "call",
                 "teardown",
-            )  # of a crash it is none of these
+            )
 
-    @pytest.hookimpl(trylast=True)  # the workers and their fixtures have ended
+    # The workers and their fixtures have ended
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         is_whole = (
             exitstatus == pytest.ExitCode.TESTS_FAILED
@@ -49,8 +52,8 @@ class Rerun:
             and not session.shouldstop
         )
         if is_whole and self.is_luck and len(self.failed) <= MAX_LUCK:
-            self.flaky = [each for each in self.failed if self._passes(each)]
-            self.failed = [each for each in self.failed if each not in self.flaky]
+            self.flaky = [test_id for test_id in self.failed if self._passes(test_id)]
+            self.failed = [test_id for test_id in self.failed if test_id not in self.flaky]
             if not self.failed:
                 session.exitstatus = pytest.ExitCode.OK
 

@@ -138,8 +138,10 @@ class Turn:
     left: list[int]
     said: list[int] = field(default_factory=list)
     is_cancelled: bool = False
-    is_begun: bool = False  # its first Result is out
-    is_late: bool = False  # it waits for the test
+    # Its first Result is out
+    is_begun: bool = False
+    # It waits for the test
+    is_late: bool = False
     num_cached_tokens: int = 0
     times: RequestPerfMetrics = field(
         default_factory=lambda: times_of_one_that_starts_at_once(time.monotonic())
@@ -160,10 +162,12 @@ class ScriptedExecutor(Executor):
             kernels="scripted",
             capabilities=capabilities,
         )
-        self.requests: list[Request] = []  # all that were accepted
+        # All that were accepted
+        self.requests: list[Request] = []
         self.cancelled: list[int] = []
         self.lost = threading.Event()
-        self.let_go = threading.Event()  # those who are late
+        # Those who are late
+        self.let_go = threading.Event()
         self.progress: PromptProgress | None = None  # of every prompt
         self._turns: dict[int, Turn] = {}
         self._ready: list[Response] = []  # of this step
@@ -219,10 +223,15 @@ class ScriptedExecutor(Executor):
         return request_id
 
     def _num_cached(self, request: Request) -> int:
-        known = [
-            one.input_token_ids for one in self.requests if one.cache_salt == request.cache_salt
+        prompts = [
+            earlier_request.input_token_ids
+            for earlier_request in self.requests
+            if earlier_request.cache_salt == request.cache_salt
         ]
-        shared = [len(os.path.commonprefix([one, request.input_token_ids])) for one in known]
+        shared = [
+            len(os.path.commonprefix([earlier_request, request.input_token_ids]))
+            for earlier_request in prompts
+        ]
         return min(max(shared, default=0), len(request.input_token_ids) - 1)
 
     def load_adapter(
@@ -236,7 +245,7 @@ class ScriptedExecutor(Executor):
         )
 
     def unload_adapter(self, name: str) -> None:
-        names = tuple(one for one in self._info.adapters if one != name)
+        names = tuple(adapter for adapter in self._info.adapters if adapter != name)
         self._info = msgspec.structs.replace(self._info, adapters=names)
 
     def await_responses(
@@ -648,7 +657,8 @@ async def _watch(
     """Do what the engine's worker does beside the steps."""
     while True:
         block.engines[0].beat_s = time.monotonic()
-        is_lost = executor.lost.is_set()  # before its last responses are taken
+        # Before its last responses are taken
+        is_lost = executor.lost.is_set()
         await asyncio.sleep(0.05)
         dispatcher.observe()
         if is_lost:

@@ -180,8 +180,8 @@ def readable(connections: Sequence[socket.socket]) -> list[socket.socket]:
     for connection in connections:
         poll.register(connection, select.POLLIN)
 
-    found = {fd for fd, _ in poll.poll(0)}
-    return [connection for connection in connections if connection.fileno() in found]
+    readable = {fd for fd, _ in poll.poll(0)}
+    return [connection for connection in connections if connection.fileno() in readable]
 
 
 def resident_bytes(pid: int) -> int:

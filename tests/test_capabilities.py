@@ -49,7 +49,8 @@ CAN_NOTHING = Capabilities(
     log_probs=False,
     prompt_log_probs=False,
 )
-NEEDS = dict(ASKING.values())  # the field that asks, and a request that does
+# The field that asks, and a request that does
+NEEDS = dict(ASKING.values())
 
 
 def info(capabilities: Capabilities = CAN_ALL) -> EngineInfo:

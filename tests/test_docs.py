@@ -41,6 +41,7 @@ PAGES = {path.stem: path for path in sorted((ROOT / "docs").glob("*.md"))} | {
 }
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:lmi|docker|kubectl|curl) [^`]+)`")
+# tests/system/test_rolling.py runs the last three
 SHOWN = (
     "text",
     "toml",
@@ -48,7 +49,7 @@ SHOWN = (
     "nginx",
     "haproxy",
     "yaml",
-)  # tests/system/test_rolling.py runs the last three
+)
 START_TIMEOUT_S = 180.0
 RUN_TIMEOUT_S = 60.0
 
@@ -142,13 +143,13 @@ def test_no_page_installs_from_an_index_that_does_not_have_the_package() -> None
 def test_a_form_for_issues_has_only_what_forms_have(form: Path) -> None:
     document = yaml.safe_load(form.read_text())
     assert document.keys() == {"name", "description", "body"}
-    for each in document["body"]:
+    for element in document["body"]:
         assert (
             {"type", "id", "attributes"}
-            <= each.keys()
+            <= element.keys()
             <= {"type", "id", "attributes", "validations"}
         )
-        assert {"label"} <= each["attributes"].keys() <= {"label", "description", "render"}
+        assert {"label"} <= element["attributes"].keys() <= {"label", "description", "render"}
 
 
 def test_the_pages_say_how_their_commands_are_found() -> None:
@@ -160,7 +161,7 @@ def test_what_troubleshooting_quotes_is_said_somewhere() -> None:
     rows = re.findall(
         r"^\| (.*?) \|", PAGES["troubleshooting"].read_text().replace(r"\|", "!"), re.MULTILINE
     )
-    said = [
+    parts_quoted = [
         part.strip()
         for row in rows
         for quoted in re.findall("`(.*?)`", row)
@@ -173,9 +174,13 @@ def test_what_troubleshooting_quotes_is_said_somewhere() -> None:
     )
     # A message is often several strings on lines of their own.
     sources = re.sub(r'"\n\s*f?"', "", sources)
-    known = sources + PAGES["options"].read_text() + PAGES["metrics"].read_text() + "<!im_end!>"
+    known_text = (
+        sources + PAGES["options"].read_text() + PAGES["metrics"].read_text() + "<!im_end!>"
+    )
 
-    assert len(said) > 20 and [part for part in said if part not in known] == []
+    assert (
+        len(parts_quoted) > 20 and [part for part in parts_quoted if part not in known_text] == []
+    )
 
 
 def test_the_page_of_int8_says_how_fast_it_was_measured() -> None:
@@ -210,8 +215,8 @@ def test_what_readme_calls_not_yet_there_is_not_there() -> None:
 
 
 def test_the_code_of_an_example_that_a_page_shows_is_that_of_its_file() -> None:
-    [shown] = [block.text for block in blocks("user-code") if block.language == "py"]
-    assert (ROOT / "examples" / "redact" / "model.py").read_text().endswith(shown)
+    [example] = [block.text for block in blocks("user-code") if block.language == "py"]
+    assert (ROOT / "examples" / "redact" / "model.py").read_text().endswith(example)
 
 
 def check_lmi(words: list[str]) -> None:
@@ -238,8 +243,10 @@ DOCKER_RUN = {
     ),
     **dict.fromkeys(("--security-opt", "--network", "--ipc", "--ulimit", "-w", "--entrypoint"), 1),
 }
-READ = {"/opt/ml/model", "/checkout"}  # the model, this repository
-WRITTEN = {"/tmp/huggingface", "/tmp/cache"}  # HF_HOME and XDG_CACHE_HOME of the image
+# The model, this repository
+READ = {"/opt/ml/model", "/checkout"}
+# HF_HOME and XDG_CACHE_HOME of the image
+WRITTEN = {"/tmp/huggingface", "/tmp/cache"}
 
 
 def check_docker(words: list[str]) -> None:
@@ -309,11 +316,11 @@ def check_created(words: list[str]) -> None:
         pytest.skip("kubectl is not installed")
 
     nowhere = ["--server", "http://127.0.0.1:9", "--dry-run=client", "-o", "yaml"]
-    made = subprocess.run(
+    completed = subprocess.run(
         ["kubectl", *words, *nowhere], capture_output=True, text=True, timeout=RUN_TIMEOUT_S
     )
-    assert made.returncode == 0, made.stderr
-    manifest = yaml.safe_load(made.stdout)
+    assert completed.returncode == 0, completed.stderr
+    manifest = yaml.safe_load(completed.stdout)
     manifest.pop("status", None)
     manifest["metadata"].pop("creationTimestamp", None)
     kubernetes_validate.validate(manifest, "1.37", strict=True)
@@ -322,12 +329,12 @@ def check_created(words: list[str]) -> None:
 def check_asked(words: list[str]) -> None:
     """Every object that is named is one of the manifests, every label one that their pods have."""
     flags = {"-l": 1, "--for": 1, "--timeout": 1, "--tail": 1}
-    verb, *named = rest_of(words, flags)
+    verb, *objects = rest_of(words, flags)
     assert verb in ("get", "wait", "logs", "delete", "rollout", "port-forward"), verb
-    if named[:1] in (["deployment"], ["scaledobject"]):
-        named = ["/".join(named)]
+    if objects[:1] in (["deployment"], ["scaledobject"]):
+        objects = ["/".join(objects)]
 
-    for name in (word for word in named if "/" in word):
+    for name in (word for word in objects if "/" in word):
         assert name in OBJECTS, name
 
     assert {words[i + 1] for i, word in enumerate(words) if word == "-l"} <= LABELS
@@ -347,8 +354,8 @@ def check_build_image(words: list[str]) -> None:
 
 
 def check_install(words: list[str]) -> None:
-    known = re.search(r"there are ([\w -]+)", (ROOT / "scripts" / "install").read_text())
-    assert known is not None and set(words) <= set(known[1].split())
+    match = re.search(r"there are ([\w -]+)", (ROOT / "scripts" / "install").read_text())
+    assert match is not None and set(words) <= set(match[1].split())
 
 
 def check_alone(words: list[str]) -> None:
@@ -412,7 +419,8 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "mkdir": lambda words: None,
     "cp": check_copied,
     "python": check_program,
-    "codex": check_alone,  # tests/clients/test_agents.py runs them with the lines of the page
+    # tests/clients/test_agents.py runs them with the lines of the page
+    "codex": check_alone,
     "claude": check_alone,
     "opencode": check_alone,
 }
@@ -422,7 +430,7 @@ def rest_of(words: list[str], flags: dict[str, int]) -> list[str]:
     """The words from the first that is neither a flag nor a flag's value; for one-word tools, all
     that are neither.
     """
-    rest = []
+    words_left = []
     i = 0
     while i < len(words):
         if words[i].startswith("-"):
@@ -430,10 +438,10 @@ def rest_of(words: list[str], flags: dict[str, int]) -> list[str]:
         elif "--rm" in flags:
             return words[i:]
         else:
-            rest.append(words[i])
+            words_left.append(words[i])
             i += 1
 
-    return rest
+    return words_left
 
 
 def test_every_block_says_what_it_is() -> None:
@@ -443,7 +451,8 @@ def test_every_block_says_what_it_is() -> None:
 # A page is followed from top to bottom.
 
 
-SHARED = "lmi serve demo --with-gateway"  # also for pages that start none
+# Also for pages that start none
+SHARED = "lmi serve demo --with-gateway"
 OF_THE_CLONE = {folder: f"{ROOT}/{folder}" for folder in ("examples/", "handlers/")}
 
 
@@ -547,18 +556,21 @@ class Reader:
 
     def run(self, step: str) -> str:
         text = self.here(step)
-        for tool, ours in TOOLS.items():
-            text = re.sub(rf"^{tool}\b", ours, text)
+        for tool, our_tool in TOOLS.items():
+            text = re.sub(rf"^{tool}\b", our_tool, text)
 
-        if text.startswith(
-            "python "
-        ):  # a program of examples/, with the clients that its makers publish
+        # A program of examples/, with the clients that its makers publish
+        if text.startswith("python "):
             text = f"{python_of('current')} {text.removeprefix('python ')}"
 
         command = [sys.executable, "-c", text] if "\n" in step else ["bash", "-euc", text]
-        kept = {name: value for name, value in ENVIRON.items() if not name.startswith("AWS_")}
+        environ_kept = {
+            name: value for name, value in ENVIRON.items() if not name.startswith("AWS_")
+        }
         environ = (
-            kept | {"PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true"} | self.environ
+            environ_kept
+            | {"PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true"}
+            | self.environ
         )
         done = subprocess.run(
             command,
@@ -584,10 +596,11 @@ TOOLS = {
 
 RUN = ("lmi serve ", "lmi chat ", "lmi complete ", "lmi config ", "lmi run-batch ", "lmi bench ")
 RUN += ("python ", "curl ", "echo ", "printf ", "mkdir ", "cp ", "export ", "openssl ")
+# Takes long to start, needs another model: other tests have their servers
 ELSEWHERE = (
     "vllm",
     "/v1/embeddings",
-)  # takes long to start, needs another model: other tests have their servers
+)
 
 
 def steps_of(block: Block) -> list[str]:
@@ -616,6 +629,7 @@ def expect_shown(shown: str, printed: str) -> None:
     )
 
 
+# Nothing for a laptop
 REFERENCE = {
     "adding",
     "engines",
@@ -625,10 +639,9 @@ REFERENCE = {
     "reliability",
     "scale",
     "scope",
-}  # nothing for a laptop
-OF_ANOTHER_TEST = {
-    "library"
-}  # tests/handlers/test_library_page.py runs its programs in one process
+}
+# tests/handlers/test_library_page.py runs its programs in one process
+OF_ANOTHER_TEST = {"library"}
 
 
 @pytest.mark.timeout(300)
@@ -663,9 +676,9 @@ def test_each_promise_of_reliability_has_tests_that_are_there() -> None:
 
     assert list(rows_of(PAGES["reliability"].read_text())) == list(tests)
     for promise, names in tests.items():
-        named = re.findall(r"`(test_\w+)`", names)
-        assert named, f"no test holds it: {promise}"
-        assert set(named) <= there, set(named) - there
+        tests_named = re.findall(r"`(test_\w+)`", names)
+        assert tests_named, f"no test holds it: {promise}"
+        assert set(tests_named) <= there, set(tests_named) - there
 
 
 def anchors_of(path: Path) -> set[str]:

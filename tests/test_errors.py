@@ -31,7 +31,7 @@ def sent(error: LmiError) -> LmiError:
 
 def tree(kind: type[LmiError]) -> list[type[LmiError]]:
     children = [child for child in kind.__subclasses__() if child.__module__ == LmiError.__module__]
-    return [kind, *(each for child in children for each in tree(child))]
+    return [kind, *(name for child in children for name in tree(child))]
 
 
 def example(kind: type[LmiError], field: str | None) -> LmiError:
@@ -48,10 +48,10 @@ def test_every_error_comes_out_of_a_socket_as_what_it_was(
     kind: type[LmiError], field: str | None
 ) -> None:
     error = example(kind, field)
-    other = sent(error)
-    assert type(other) is type(error) is kind
-    assert (other.label, other.status) == (kind.label, kind.status)
-    assert (other.message, other.field, str(other)) == (error.message, field, str(error))
+    received = sent(error)
+    assert type(received) is type(error) is kind
+    assert (received.label, received.status) == (kind.label, kind.status)
+    assert (received.message, received.field, str(received)) == (error.message, field, str(error))
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_every_error_comes_out_of_a_socket_as_what_it_was(
 def test_an_error_that_is_raised_is_the_same_behind_a_socket(
     error: LmiError, field: str | None, text: str
 ) -> None:
-    other = sent(error)
-    assert (type(other), other.field, str(other)) == (type(error), field, text)
+    received = sent(error)
+    assert (type(received), received.field, str(received)) == (type(error), field, text)
     assert str(error) == text
 
 

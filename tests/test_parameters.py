@@ -143,7 +143,8 @@ ROWS = [
     everywhere("max_new_tokens", 3, ENGINE),
     everywhere("details", True, TEXT),
     everywhere("return_full_text", True, TEXT),
-    everywhere("stop_sequences", ["x"], ENGINE),  # an engine that must be stopped streams
+    # An engine that must be stopped streams
+    everywhere("stop_sequences", ["x"], ENGINE),
     everywhere("decoder_input_details", True, ENGINE, **DETAILS),
     everywhere("decoder_input_details", True, IGNORED),
     Row("typical_p", 0.5, ENGINE, REFUSED, REFUSED, ENGINE, SAMPLED),
@@ -309,20 +310,20 @@ def test_a_value_that_means_something_is_applied_tolerated_or_refused(
 ) -> None:
     name, door = engine
     plain = door.ask(row.beside)
-    asked = door.ask(row.beside | {row.name: row.value})
+    answer = door.ask(row.beside | {row.name: row.value})
     if row.verdict(name) is REFUSED:
-        assert asked.status == 424 and asked.body["details"]["finish_reason"] == "error"
-        assert _begins_with_one_of(asked.body["error"], (row.name, *row.beside)), asked.body
+        assert answer.status == 424 and answer.body["details"]["finish_reason"] == "error"
+        assert _begins_with_one_of(answer.body["error"], (row.name, *row.beside)), answer.body
         return
 
-    assert asked.status == 200, asked.body
+    assert answer.status == 200, answer.body
 
-    is_told = any(line.startswith(f"parameters.{row.name}: ") for line in asked.ignored)
+    is_told = any(line.startswith(f"parameters.{row.name}: ") for line in answer.ignored)
     assert is_told == (row.verdict(name) is IGNORED)
-    assert (asked.meaning != plain.meaning) == (row.verdict(name) is not IGNORED)
+    assert (answer.meaning != plain.meaning) == (row.verdict(name) is not IGNORED)
 
     if row.verdict(name) is not TEXT:
-        assert (asked.asked != plain.asked) == (row.verdict(name) is ENGINE)
+        assert (answer.asked != plain.asked) == (row.verdict(name) is ENGINE)
 
 
 def _begins_with_one_of(message: str, names: tuple[str, ...]) -> bool:
@@ -340,15 +341,15 @@ USUAL = [
 
 def test_the_defaults_that_reach_an_engine_are_those_of_its_list(engine: tuple[str, Door]) -> None:
     name, door = engine
-    for parameters, wanted in OF_THE_PAGE if name.startswith("trtllm") else USUAL:
+    for parameters, expected in OF_THE_PAGE if name.startswith("trtllm") else USUAL:
         answer = door.ask(parameters)
-        assert answer.asked is not None and answer.asked.sampling_config == wanted, parameters
+        assert answer.asked is not None and answer.asked.sampling_config == expected, parameters
 
 
 def test_nulls_are_as_if_left_out(engine: tuple[str, Door]) -> None:
     plain = engine[1].ask({})
-    asked = engine[1].ask({row.name: None for row in ROWS} | {"max_new_tokens": NUM_TOKENS})
-    assert (asked.status, asked.body, asked.asked, asked.ignored) == (
+    answer = engine[1].ask({row.name: None for row in ROWS} | {"max_new_tokens": NUM_TOKENS})
+    assert (answer.status, answer.body, answer.asked, answer.ignored) == (
         200,
         plain.body,
         plain.asked,
@@ -357,5 +358,5 @@ def test_nulls_are_as_if_left_out(engine: tuple[str, Door]) -> None:
 
 
 def test_a_name_that_nobody_knows_is_tolerated_and_told(engine: tuple[str, Door]) -> None:
-    asked = engine[1].ask({"frobnicate": 1})
-    assert (asked.status, asked.ignored) == (200, ("parameters.'frobnicate': unknown",))
+    answer = engine[1].ask({"frobnicate": 1})
+    assert (answer.status, answer.ignored) == (200, ("parameters.'frobnicate': unknown",))

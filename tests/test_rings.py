@@ -99,7 +99,8 @@ ARROWS = {
     "anthropic": {"description", "guides", "openai"},  # both answer chats
     "choice": {"gguf", "options", "sources"},
     "commands": {"client", "gateway", "options", "other_names", "sources"},
-    "description": {  # the whole document names all of them, and each is described in its words
+    # The whole document names all of them, and each is described in its words
+    "description": {
         *("adapters", "anthropic", "batch", "embeddings", "metrics", "models", "openai"),
         *("pages", "responses", "sessions", "tgi", "triton"),
     },
@@ -153,7 +154,8 @@ JOINTS = {
 }
 STILL = {
     "lmi.apis.lmi.schema": {"guides"},
-    "lmi.pipeline": {"chats"},  # loaded with a model, and Jinja where the model has a template
+    # Loaded with a model, and Jinja where the model has a template
+    "lmi.pipeline": {"chats"},
     "lmi.server.respond": {"adapters", "sessions", "waiting"},
     "lmi.server.routes.invocations": {"lines"},
 }
@@ -182,19 +184,19 @@ OURS = {
 
 def annex_of(module: str) -> str | None:
     """Return the annex that a module belongs to, None for the house. The longest name decides."""
-    named = {
+    parts_named = {
         part: name for rooms in (ANNEXES, BESIDE) for name, parts in rooms.items() for part in parts
     }
-    found = [part for part in named if module == part or module.startswith(f"{part}.")]
-    return named[max(found, key=len)] if found else None
+    parts_found = [part for part in parts_named if module == part or module.startswith(f"{part}.")]
+    return parts_named[max(parts_found, key=len)] if parts_found else None
 
 
 def annexes_of(module: str) -> set[str]:
     """Return the other annexes that a module imports."""
-    ours = (
+    our_modules = (
         name for name in imported_modules(OURS[module]) if name.split(".")[0] in ("lmi", "handlers")
     )
-    return {annex for annex in map(annex_of, ours) if annex is not None} - {annex_of(module)}
+    return {annex for annex in map(annex_of, our_modules) if annex is not None} - {annex_of(module)}
 
 
 def test_every_annex_has_the_modules_that_it_names() -> None:

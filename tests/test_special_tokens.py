@@ -15,7 +15,8 @@ from lmi.text.tokenizer import Tokenizer
 from lmi.types import Chat, GenerationRequest
 from tests.text.small_tokenizers import sentencepiece_backend
 
-BEGIN = 1  # <s>, which this tokenizer writes before every text
+# <s>, which this tokenizer writes before every text
+BEGIN = 1
 INFO = EngineInfo(name="none", vocab_size=999, max_sequence_length=99, max_num_sequences=1)
 CHAT = Chat(messages=[{"role": "user", "content": "Hello"}])
 

@@ -32,17 +32,19 @@ _SHAPE = {
 }
 _ALTERNATING = ["sliding_attention", "full_attention"]
 # name -> (class stem in transformers, changes to the shape)
+# An answer takes a while
+# The narrowest head that vLLM has on a CPU
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama_bias": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_attention_heads": 8}),
     "llama_deep": (
         "Llama",
         {"tie_word_embeddings": True, "num_hidden_layers": 24},
-    ),  # an answer takes a while
+    ),
     "llama_wide": (
         "Llama",
         {"num_attention_heads": 4, "head_dim": 32},
-    ),  # the narrowest head that vLLM has on a CPU
+    ),
     "llama_long": (
         "Llama",
         {"num_attention_heads": 4, "head_dim": 32, "max_position_embeddings": 32 * CONTEXT_LENGTH},
@@ -92,7 +94,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {}),
     "opt": ("OPT", {}),
     "opt_post_norm": ("OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
-    "olmo2": ("Olmo2", {}),  # not in our tables, so it runs through the fallback
+    # Not in our tables, so it runs through the fallback
+    "olmo2": ("Olmo2", {}),
     "olmo2_tied": ("Olmo2", {"tie_word_embeddings": True}),
 }
 
@@ -113,7 +116,8 @@ def tiny_model(family: str) -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_norm = parameter.dim() == 1 and "norm" in name or ".ln_" in name
-            is_scaled = "embed_tokens" in name and "Gemma" in stem  # these models multiply it by 10
+            # These models multiply it by 10
+            is_scaled = "embed_tokens" in name and "Gemma" in stem
             width = 0.1 if parameter.dim() == 1 else 0.08 if is_scaled else 0.25
             parameter.normal_(1.0 if is_norm and "Gemma" not in stem else 0.0, width)
 
@@ -158,7 +162,8 @@ def embedding_model(
         (folder / "modules.json").write_text(json.dumps(modules))
         (folder / "1_Pooling").mkdir(exist_ok=True)
         pooling = {
-            f"pooling_mode_{one}": one == mode for one in ("cls_token", "mean_tokens", "lasttoken")
+            f"pooling_mode_{mode_name}": mode_name == mode
+            for mode_name in ("cls_token", "mean_tokens", "lasttoken")
         }
         (folder / "1_Pooling" / "config.json").write_text(
             json.dumps(pooling | {"include_prompt": True})
@@ -188,7 +193,8 @@ def _config(transformers: Any, stem: str, changes: dict[str, Any]) -> Any:
 
     name = "Gemma3TextConfig" if stem == "Gemma3" else f"{stem}Config"
     shape = {**_SHAPE, **ends, **changes}
-    if stem in ("Phi", "Phi3", "Olmo2"):  # their head_dim follows from the hidden size
+    # Their head_dim follows from the hidden size
+    if stem in ("Phi", "Phi3", "Olmo2"):
         shape["num_attention_heads"] = 4
         del shape["head_dim"]
 

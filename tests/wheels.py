@@ -49,10 +49,10 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     """The mode, the time of the last change and the content of a folder and of
     everything below it.
     """
-    found = {}
+    files_found = {}
     for path in (folder, *sorted(folder.rglob("*"))):
         status = path.lstat()
         content = path.read_bytes() if path.is_file() else b""
-        found[str(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns, content)
+        files_found[str(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns, content)
 
-    return found
+    return files_found

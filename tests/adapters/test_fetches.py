@@ -88,8 +88,8 @@ def test_a_failure_is_an_error_with_its_line(
 
 
 def test_a_fetch_that_takes_too_long_is_given_up(front_end: FrontEnd) -> None:
-    said = r"^src writers/fox was not fetched within model_loading_timeout \(0.1 s\)$"
-    with pytest.raises(DeadlineExceeded, match=said):
+    message = r"^src writers/fox was not fetched within model_loading_timeout \(0.1 s\)$"
+    with pytest.raises(DeadlineExceeded, match=message):
         front_end.fetch(lambda folder: None, timeout_s=0.1)
 
 

@@ -39,11 +39,11 @@ def test_an_adapter_whose_entry_cannot_be_read_for_a_moment_stays_loaded(tmp_pat
         assert keeper.outcomes == loaded and executor.info.adapters == ("formal",)
 
         file.write_bytes(whole)
-        other = Adapter(name="rude", path="/rude", state=State.READY)
-        assert folder.add(other)
+        rude = Adapter(name="rude", path="/rude", state=State.READY)
+        assert folder.add(rude)
 
         await keeper.follow()
-        assert keeper.outcomes == loaded | {"rude": AdapterOutcome(other.stamp)}
+        assert keeper.outcomes == loaded | {"rude": AdapterOutcome(rude.stamp)}
 
     executor = ScriptedExecutor(Capabilities(lora=True))
     try:

@@ -101,7 +101,10 @@ class Server:
         engines = Engines(sockets, self.block.engines)
         await engines.start()
         await until(
-            lambda: sum(one.info is not None for one in engines.open.values()) == NUM_ENGINES
+            lambda: (
+                sum(connection.info is not None for connection in engines.open.values())
+                == NUM_ENGINES
+            )
         )
         try:
             yield engines
@@ -172,8 +175,12 @@ def test_an_adapter_loaded_through_one_front_end_is_on_every_engine_and_survives
             server.kill(0)
             await until(lambda: len(second.open) == NUM_ENGINES - 1)
             server.start(0)
-            await until(lambda: all(len(one.open) == NUM_ENGINES for one in (first, second)))
-            await until(lambda: all(one.info is not None for one in second.open.values()))
+            await until(
+                lambda: all(len(front_end.open) == NUM_ENGINES for front_end in (first, second))
+            )
+            await until(
+                lambda: all(connection.info is not None for connection in second.open.values())
+            )
 
             assert {one.info and one.info.adapters for one in second.open.values()} == {
                 ("formal", "static")
@@ -196,7 +203,7 @@ def entry(name: str, path: Path | str, *, pinned: bool = False) -> Adapter:
 
 
 def names(folder: Folder[Adapter]) -> list[str]:
-    return [one.name for one in folder.entries()]
+    return [entry.name for entry in folder.entries()]
 
 
 def asking(adapter: str) -> Request:
@@ -204,9 +211,9 @@ def asking(adapter: str) -> Request:
 
 
 async def answer(stream: ResponseStream) -> list[Result]:
-    taken: list[Result] = []
-    await asyncio.wait_for(stream.forward(taken.append), TIMEOUT_S)
-    return taken
+    results: list[Result] = []
+    await asyncio.wait_for(stream.forward(results.append), TIMEOUT_S)
+    return results
 
 
 def test_an_engine_that_was_not_told_follows_the_folder(server: Server, tmp_path: Path) -> None:
@@ -215,7 +222,7 @@ def test_an_engine_that_was_not_told_follows_the_folder(server: Server, tmp_path
         async with server.front_end() as engines:
             folder = adapters_of(server.runtime)
             loaded = ("formal", "static")
-            path, other = (
+            path, new_source = (
                 str(write_adapter(tmp_path / name, shift)) for name, shift in (("a", 5), ("b", 6))
             )
             registry = AdapterRegistry(Engines([], []), folder)
@@ -227,17 +234,19 @@ def test_an_engine_that_was_not_told_follows_the_folder(server: Server, tmp_path
             write_down(server, path)
             await until(
                 lambda: all(
-                    one.info and one.info.adapters == loaded for one in engines.open.values()
+                    connection.info and connection.info.adapters == loaded
+                    for connection in engines.open.values()
                 )
             )
             assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}
 
-            write_down(server, other)
+            write_down(server, new_source)
             await until_answer(engines, {PROMPT[0] + 6})
             await registry.unregister("formal")
             await until(
                 lambda: all(
-                    one.info and one.info.adapters == ("static",) for one in engines.open.values()
+                    connection.info and connection.info.adapters == ("static",)
+                    for connection in engines.open.values()
                 )
             )
 
@@ -267,7 +276,8 @@ def test_an_adapter_that_cannot_be_written_down_is_on_no_engine_and_its_name_is_
 
             await until(
                 lambda: all(
-                    one.info and one.info.adapters == ("static",) for one in engines.open.values()
+                    connection.info and connection.info.adapters == ("static",)
+                    for connection in engines.open.values()
                 )
             )
             await AdapterRegistry(engines, folder).register(entry("formal", path))
@@ -297,9 +307,9 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
         async with server.front_end() as engines:
             registry = AdapterRegistry(engines, adapters_of(server.runtime))
             path = write_adapter(tmp_path / "formal", shift=5)
-            other = str(write_adapter(tmp_path / "other", 7))
+            source = str(write_adapter(tmp_path / "other", 7))
             folder = adapters_of(server.runtime)
-            assert folder.add(Adapter(name="formal", path=other, state=State.PENDING))
+            assert folder.add(Adapter(name="formal", path=source, state=State.PENDING))
 
             await until(lambda: engines.adapters == ("formal", "static"))
             with pytest.raises(NameTaken, match="Adapter formal is registered already"):
@@ -310,7 +320,8 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
 
             assert folder.remove("formal")
 
-            await until(lambda: engines.adapters == ("static",))  # the engine follows the folder
+            # The engine follows the folder
+            await until(lambda: engines.adapters == ("static",))
             (path / "adapter_model.safetensors").write_text("{}")
             with pytest.raises(AdapterUnusable, match="Foreign cannot load this adapter: 'shift'"):
                 await registry.register(entry("formal", path))
@@ -329,16 +340,20 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
             assert engines.adapters == ("static",) and names(folder) == ["static"]
 
             path = write_adapter(tmp_path / "good", shift=5)
-            kept = write_adapter(
-                tmp_path / "kept", 6, fails_in="lmi-engine-1"
-            )  # so that only the second has room
-            assert folder.add(entry("pinned", kept, pinned=True))
+            # So that only the second has room
+            pinned = write_adapter(tmp_path / "kept", 6, fails_in="lmi-engine-1")
+            assert folder.add(entry("pinned", pinned, pinned=True))
 
-            await until(lambda: all("pinned" in one.outcomes for one in engines.open.values()))
+            await until(
+                lambda: all("pinned" in connection.outcomes for connection in engines.open.values())
+            )
             with pytest.raises(OutOfMemory, match=f"{MAX_ADAPTERS} adapters fit"):
                 await registry.register(entry("formal", path, pinned=True))
 
-            assert [one.info and one.info.adapters for _, one in sorted(engines.open.items())] == [
+            assert [
+                registered.info and registered.info.adapters
+                for _, registered in sorted(engines.open.items())
+            ] == [
                 ("pinned", "static"),
                 ("static",),
             ]
@@ -347,7 +362,7 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
             with pytest.raises(OutOfMemory, match=f"{MAX_ADAPTERS} adapters fit"):
                 await registry.update(entry("formal", path, pinned=True))
 
-            pins = [(one.name, one.is_pinned) for one in registry.entries()]
+            pins = [(registered.name, registered.is_pinned) for registered in registry.entries()]
             assert pins == [("formal", False), ("pinned", True), ("static", False)]
             assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}, (
                 "also where the pin was taken back"
@@ -394,7 +409,8 @@ def test_an_update_ends_when_its_adapter_is_unregistered_meanwhile(
             await registry.register(entry("formal", write_adapter(tmp_path / "old", shift=5)))
             slow = entry("formal", write_adapter(tmp_path / "new", shift=7, load_s=0.5))
             update = asyncio.create_task(registry.update(slow))
-            await until(lambda: engines.adapters == ("static",))  # the old one made room
+            # The old one made room
+            await until(lambda: engines.adapters == ("static",))
             await registry.unregister("formal")
             await asyncio.wait_for(update, TIMEOUT_S)
 
@@ -409,7 +425,8 @@ def test_an_engine_that_dies_while_it_loads_ends_the_call(server: Server, tmp_pa
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            os.kill(server.processes[0].pid, signal.SIGSTOP)  # it no longer reads
+            # It no longer reads
+            os.kill(server.processes[0].pid, signal.SIGSTOP)
             registry = AdapterRegistry(engines, adapters_of(server.runtime))
             new = entry("formal", write_adapter(tmp_path / "formal", shift=5))
             call = asyncio.create_task(registry.register(new))
@@ -423,7 +440,7 @@ def test_an_engine_that_dies_while_it_loads_ends_the_call(server: Server, tmp_pa
                 await asyncio.wait_for(call, TIMEOUT_S)
 
             assert engines.open[1].info is not None and engines.open[1].info.adapters == ("static",)
-            assert [one.name for one in registry.entries()] == ["static"]
+            assert [adapter.name for adapter in registry.entries()] == ["static"]
 
     run(test)
 
@@ -445,7 +462,8 @@ def test_an_adapter_that_was_given_up_while_it_loaded_is_unloaded(
 
             await until(
                 lambda: all(
-                    one.info and one.info.adapters == ("static",) for one in engines.open.values()
+                    connection.info and connection.info.adapters == ("static",)
+                    for connection in engines.open.values()
                 )
             )
 
@@ -485,7 +503,8 @@ def test_an_engine_that_starts_again_without_an_adapter_s_files_says_why_and_the
             shutil.rmtree(path)
             server.kill(0)
             await until(lambda: 0 not in engines.open)
-            server.block.engines[0].num_starts = 2  # as the supervisor counts
+            # As the supervisor counts
+            server.block.engines[0].num_starts = 2
             server.start(0)
             await until(lambda: 0 in engines.open and engines.open[0].info is not None)
 
@@ -522,9 +541,9 @@ def test_a_load_that_lasts_longer_than_a_step_may_does_not_count_as_a_hang(
         async with server.front_end() as engines:
             record = server.block.engines[0]
             registry = AdapterRegistry(engines, adapters_of(server.runtime))
-            asked = Request(input_token_ids=PROMPT, max_tokens=500)
+            request = Request(input_token_ids=PROMPT, max_tokens=500)
             streams = [
-                connection.send(engines.encoded(asked))
+                connection.send(engines.encoded(request))
                 for connection in engines.open.values()
                 for _ in range(12)
             ]
@@ -567,7 +586,7 @@ def test_an_adapter_serves_while_it_is_pinned_on_a_replica_that_is_slow(
                 await asyncio.sleep(0.01)
 
             await call
-            assert [(one.name, one.is_pinned) for one in registry.entries()] == [
+            assert [(adapter.name, adapter.is_pinned) for adapter in registry.entries()] == [
                 ("late", True),
                 ("static", False),
             ]
@@ -578,11 +597,11 @@ def test_an_adapter_serves_while_it_is_pinned_on_a_replica_that_is_slow(
 
 def follow(watcher: FrontEnd, *reports: set[str]) -> None:
     """Read what an engine reports until it has named these sets of adapters, in this order."""
-    for wanted in reports:
+    for report in reports:
         while True:
             message = watcher.next()
             assert isinstance(message, Ready)
-            if set(message.info.adapters) == wanted:
+            if set(message.info.adapters) == report:
                 break
 
 

@@ -46,12 +46,15 @@ def call(
     data = None if body is None else json.dumps(body).encode()
     response, answer = server.send(method, path, data, {ALIAS: alias} if alias else {})
     assert response.getheader("content-type") == "application/json", answer
-    said: dict[str, Any] = json.loads(answer)
-    assert response.status == 200 or (said["code"], isinstance(said["error"], str)) == (
+    answer_body: dict[str, Any] = json.loads(answer)
+    assert response.status == 200 or (
+        answer_body["code"],
+        isinstance(answer_body["error"], str),
+    ) == (
         response.status,
         True,
     )
-    return response.status, said
+    return response.status, answer_body
 
 
 @pytest.fixture(scope="module")
@@ -164,11 +167,17 @@ def ask(
     num_before = len(server.executor.requests)
     where = path if query is None else f"{path}?adapter={quote(query)}"
     response, answer = server.post(body, where, {} if header is None else {HEADER: header})
-    asked = server.executor.requests[num_before:]
-    names = {None if one.lora_config is None else one.lora_config.name for one in asked}
+    requests = server.executor.requests[num_before:]
+    names = {
+        None if request.lora_config is None else request.lora_config.name for request in requests
+    }
     assert len(names) <= 1
-    said = json.loads(answer)
-    return response.status, said[0] if isinstance(said, list) else said, next(iter(names), None)
+    answer_body = json.loads(answer)
+    return (
+        response.status,
+        answer_body[0] if isinstance(answer_body, list) else answer_body,
+        next(iter(names), None),
+    )
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -248,7 +257,8 @@ def test_the_header_counts_for_all_inputs_of_a_dynamic_batch(
     response, answer = batching.post(body, headers={} if header is None else {HEADER: header})
     assert response.status == 200, answer
     used = [
-        one.lora_config and one.lora_config.name for one in batching.executor.requests[num_before:]
+        request.lora_config and request.lora_config.name
+        for request in batching.executor.requests[num_before:]
     ]
     assert used == (["in-body", None] if header is None else [header, header])
 
@@ -264,7 +274,8 @@ def test_the_header_counts_for_all_lines_of_a_body(server: Host, header: str | N
     assert response.status == 200 and len(answer.splitlines()) == 3, answer
 
     used = [
-        one.lora_config and one.lora_config.name for one in server.executor.requests[num_before:]
+        request.lora_config and request.lora_config.name
+        for request in server.executor.requests[num_before:]
     ]
 
     assert Counter(used) == Counter(["in-body", None, None] if header is None else [header] * 3)
@@ -293,13 +304,13 @@ def test_an_unknown_adapter_is_refused_under_its_alias_and_never_answered_by_the
         response, answer = server.post(
             write(None), where, headers | ({ALIAS: alias} if alias else {})
         )
-        said = json.loads(answer)
+        body = json.loads(answer)
 
-        assert (response.status, message(said)) == (
+        assert (response.status, message(body)) == (
             status,
             f"Adapter {alias or 'poetic'} is not registered",
         )
-        assert status != 404 or said["error"]["code"] == "model_not_found"
+        assert status != 404 or body["error"]["code"] == "model_not_found"
 
     assert len(server.executor.requests) == num_before
 
@@ -308,19 +319,19 @@ def test_an_unknown_adapter_in_the_body_is_refused_in_the_same_words(server: Hos
     for door in ("lmi", "tgi", "triton"):
         path, write = DOORS[door]
         status, message = UNKNOWN[door]
-        got, said, used = ask(server, path, write("poetic"), None, None)
+        got, body, used = ask(server, path, write("poetic"), None, None)
 
-        assert (got, message(said), used) == (status, "Adapter poetic is not registered", None)
+        assert (got, message(body), used) == (status, "Adapter poetic is not registered", None)
 
-    got, said, _ = ask(server, "/v1/completions", completion("gpt-4"), None, None)
-    assert (got, said["error"]["code"], said["error"]["param"]) == (404, "model_not_found", "model")
+    got, body, _ = ask(server, "/v1/completions", completion("gpt-4"), None, None)
+    assert (got, body["error"]["code"], body["error"]["param"]) == (404, "model_not_found", "model")
 
     served = (
         "'scripted', 'other', 'in-body', 'in-header', 'in-query' (option.served_model_name "
         "sets the model's names)"
     )
 
-    assert said["error"]["message"] == f"the model 'gpt-4' does not exist, only {served}"
+    assert body["error"]["message"] == f"the model 'gpt-4' does not exist, only {served}"
 
 
 @pytest.mark.parametrize("door", [door for door in DOORS if "with adapters" in door])
@@ -386,9 +397,9 @@ def test_adapters_of_a_wrong_form_are_refused_by_name(server: Host, adapters: ob
 
 def test_a_refusal_in_the_lmi_schema_has_the_form_of_the_answer(server: Host) -> None:
     response, answer = server.post({"inputs": "say a", "stream": True}, headers={HEADER: "poetic"})
-    said = json.loads(answer)
-    assert (response.status, said["code"], said["generated_text"]) == (424, 424, "")
-    assert said["details"]["finish_reason"] == "error"
+    body = json.loads(answer)
+    assert (response.status, body["code"], body["generated_text"]) == (424, 424, "")
+    assert body["details"]["finish_reason"] == "error"
 
 
 def test_a_registered_adapter_that_no_engine_has_is_503_and_never_answered_by_the_model(
@@ -397,15 +408,15 @@ def test_a_registered_adapter_that_no_engine_has_is_503_and_never_answered_by_th
     with host(tmp_path, capabilities=LORA, options=ENABLED) as running:
         entry = Adapter(name="lost", path="/nowhere", state=State.READY)
         assert Folder(tmp_path / "adapters", Adapter).add(entry)
-        status, said, used = ask(running, "/invocations", lmi("lost"), None, None)
+        status, body, used = ask(running, "/invocations", lmi("lost"), None, None)
         assert (status, used) == (503, None)
-        assert said["error"] == "Adapter lost cannot be used: no engine that has it is ready"
+        assert body["error"] == "Adapter lost cannot be used: no engine that has it is ready"
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a b", "ä", "x" * 4000, "a\r\nb: c"])
 def test_a_hostile_name_is_only_an_unknown_one(server: Host, name: str) -> None:
-    status, said, _ = ask(server, "/invocations", lmi(name), None, name)
-    assert status == 424 and said["error"].startswith("Adapter ") and len(said["error"]) < 400
+    status, body, _ = ask(server, "/invocations", lmi(name), None, name)
+    assert status == 424 and body["error"].startswith("Adapter ") and len(body["error"]) < 400
 
 
 def test_adapters_are_listed_as_models_with_their_parent(server: Host) -> None:
@@ -441,16 +452,19 @@ def test_an_adapter_is_registered_described_updated_and_unregistered(
     server: Host, prefix: str
 ) -> None:
     src = str(Path(server.config.model.path) / "loras" / "in-body")
-    asked = {"name": "new", "src": src, "preload": False, "further": 5}
-    assert call(server, "POST", prefix, asked) == (200, {"status": "Adapter new registered"})
+    registration = {"name": "new", "src": src, "preload": False, "further": 5}
+    assert call(server, "POST", prefix, registration) == (200, {"status": "Adapter new registered"})
 
-    shown = {"name": "new", "src": src, "preload": False, "pin": False}
-    assert call(server, "GET", f"{prefix}/new") == (200, shown)
+    description = {"name": "new", "src": src, "preload": False, "pin": False}
+    assert call(server, "GET", f"{prefix}/new") == (200, description)
     assert call(server, "POST", f"{prefix}/new/update", {"pin": True}) == (
         200,
         {"status": "Adapter new updated"},
     )
-    assert call(server, "GET", f"{prefix}/new") == (200, shown | {"preload": True, "pin": True})
+    assert call(server, "GET", f"{prefix}/new") == (
+        200,
+        description | {"preload": True, "pin": True},
+    )
     assert call(server, "DELETE", f"{prefix}/new") == (200, {"status": "Adapter new unregistered"})
 
     for method, path, body in (("GET", "", None), ("DELETE", "", None), ("POST", "/update", {})):
@@ -528,14 +542,14 @@ def test_parameters_may_stand_in_the_query_too_and_an_alias_is_only_for_messages
     )
     assert call(server, "GET", "/adapters/new")[1]["preload"] is False
 
-    taken = {"error": "Adapter The New One is registered already", "code": 409}
-    assert call(server, "POST", where, {"name": "new"}, alias="The New One") == (409, taken)
+    conflict = {"error": "Adapter The New One is registered already", "code": 409}
+    assert call(server, "POST", where, {"name": "new"}, alias="The New One") == (409, conflict)
 
-    said = call(server, "POST", "/adapters/new/update?preload=true", alias="The New One")
-    assert said == (200, {"status": "Adapter The New One updated"})
+    changed = call(server, "POST", "/adapters/new/update?preload=true", alias="The New One")
+    assert changed == (200, {"status": "Adapter The New One updated"})
 
-    said = call(server, "DELETE", "/adapters/new", alias="The New One")
-    assert said == (200, {"status": "Adapter The New One unregistered"})
+    changed = call(server, "DELETE", "/adapters/new", alias="The New One")
+    assert changed == (200, {"status": "Adapter The New One unregistered"})
 
 
 def faulty(**changes: object) -> dict[str, object]:
@@ -612,9 +626,9 @@ def test_a_registration_that_cannot_be_done_names_the_field(
     server: Host, query: str, body: dict[str, object], status: int, sentence: str
 ) -> None:
     before = call(server, "GET", "/adapters")
-    got, said = call(server, "POST", f"/adapters{query}", body)
-    assert got == status and sentence in said["error"], said
-    assert server.config.model.path not in said["error"]
+    got, answer = call(server, "POST", f"/adapters{query}", body)
+    assert got == status and sentence in answer["error"], answer
+    assert server.config.model.path not in answer["error"]
     assert call(server, "GET", "/adapters") == before
 
 
@@ -635,8 +649,8 @@ def test_an_update_cannot_change_the_source_or_unpin(server: Host) -> None:
         ),
         ({"preload": False}, "preload must be true with pin=true, given false"),
     ):
-        status, said = call(server, "POST", "/adapters/held/update", body)
-        assert status == 400 and sentence in said["error"]
+        status, answer = call(server, "POST", "/adapters/held/update", body)
+        assert status == 400 and sentence in answer["error"]
 
     assert call(server, "POST", "/adapters/held/update", {})[0] == 200
     assert call(server, "DELETE", "/adapters/held")[0] == 200
@@ -644,38 +658,40 @@ def test_an_update_cannot_change_the_source_or_unpin(server: Host) -> None:
 
 def test_files_of_an_adapter_are_looked_at_before_the_engine_gets_it(server: Host) -> None:
     folder = write_files(Path(server.config.model.path) / "loras" / "spoilt")
-    asked = {"name": "spoilt", "src": str(folder)}
+    registration = {"name": "spoilt", "src": str(folder)}
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    status, said = call(server, "POST", "/adapters", asked)
-    assert status == 400 and "adapter_model.bin is a pickle, which can run code" in said["error"]
+    status, answer = call(server, "POST", "/adapters", registration)
+    assert status == 400 and "adapter_model.bin is a pickle, which can run code" in answer["error"]
 
     (folder / "adapter_model.bin").unlink()
-    status, said = call(server, "POST", "/adapters", asked)
-    assert status == 400 and "an adapter's folder has an adapter_model.safetensors" in said["error"]
+    status, answer = call(server, "POST", "/adapters", registration)
+    assert (
+        status == 400 and "an adapter's folder has an adapter_model.safetensors" in answer["error"]
+    )
 
     (folder / "adapter_config.json").write_text("{")
-    assert "adapter_config.json: " in call(server, "POST", "/adapters", asked)[1]["error"]
+    assert "adapter_config.json: " in call(server, "POST", "/adapters", registration)[1]["error"]
 
     (folder / "adapter_config.json").write_text('{"a": "' + "x" * (1 << 20) + '"}')
     assert (
         "adapter_config.json: over 1048576 bytes"
-        in call(server, "POST", "/adapters", asked)[1]["error"]
+        in call(server, "POST", "/adapters", registration)[1]["error"]
     )
 
 
 def test_code_beside_an_adapter_is_not_run_and_the_answer_says_so(server: Host) -> None:
     folder = write_files(Path(server.config.model.path) / "loras" / "coded")
     (folder / "model.py").write_text("raise SystemExit")
-    status, said = call(server, "POST", "/adapters", {"name": "coded", "src": str(folder)})
-    assert (status, said["warning"]) == (200, "model.py in the adapter's folder is not run")
+    status, answer = call(server, "POST", "/adapters", {"name": "coded", "src": str(folder)})
+    assert (status, answer["warning"]) == (200, "model.py in the adapter's folder is not run")
     assert call(server, "DELETE", "/adapters/coded")[0] == 200
 
 
 def test_a_link_that_leads_outside_is_outside(server: Host, tmp_path: Path) -> None:
     link = Path(server.config.model.path) / "loras" / "link"
     link.symlink_to(write_files(tmp_path / "outside"))
-    status, said = call(server, "POST", "/adapters", {"name": "linked", "src": str(link)})
-    assert status == 400 and "src must be a folder below" in said["error"]
+    status, answer = call(server, "POST", "/adapters", {"name": "linked", "src": str(link)})
+    assert status == 400 and "src must be a folder below" in answer["error"]
 
 
 def test_adapter_roots_allow_further_folders(tmp_path: Path) -> None:
@@ -688,18 +704,20 @@ def test_adapter_roots_allow_further_folders(tmp_path: Path) -> None:
 
 
 def test_lists_come_in_pages(server: Host) -> None:
-    shown = [{"name": name, "preload": True, "pin": False} for name in sorted(NAMES)]
+    registered = [{"name": name, "preload": True, "pin": False} for name in sorted(NAMES)]
 
     def names(query: str) -> tuple[list[str], str | None]:
-        status, said = call(server, "GET", f"/adapters{query}")
+        status, page = call(server, "GET", f"/adapters{query}")
         assert status == 200
-        assert [{**one, "src": None} for one in said["adapters"]] == [
-            {**one, "src": None}
-            for one in shown
-            if one["name"] in {each["name"] for each in said["adapters"]}
+        assert [{**adapter_shown, "src": None} for adapter_shown in page["adapters"]] == [
+            {**adapter_shown, "src": None}
+            for adapter_shown in registered
+            if adapter_shown["name"] in {adapter["name"] for adapter in page["adapters"]}
         ]
 
-        return [one["name"] for one in said["adapters"]], said.get("nextPageToken")
+        return [adapter_shown["name"] for adapter_shown in page["adapters"]], page.get(
+            "nextPageToken"
+        )
 
     assert (
         names("")
@@ -713,10 +731,10 @@ def test_lists_come_in_pages(server: Host) -> None:
     assert names("?next_page_token=9") == ([], None)
 
     for token in ("x", "-1", "1.5"):
-        status, said = call(server, "GET", f"/adapters?next_page_token={token}")
+        status, refusal = call(server, "GET", f"/adapters?next_page_token={token}")
         assert (
             status == 400
-            and "next_page_token must be a number that an earlier answer gave" in said["error"]
+            and "next_page_token must be a number that an earlier answer gave" in refusal["error"]
         )
 
 
@@ -740,8 +758,11 @@ def test_there_is_room_for_max_adapters(tmp_path: Path) -> None:
     with host(tmp_path, capabilities=LORA, options=ENABLED, server={"max_adapters": 2}) as server:
         register(server, "a")
         register(server, "b")
-        status, said = call(server, "POST", "/adapters", faulty(src="loras/a"))
-        assert (status, said["error"]) == (507, "2 adapters are registered, which is max_adapters")
+        status, answer = call(server, "POST", "/adapters", faulty(src="loras/a"))
+        assert (status, answer["error"]) == (
+            507,
+            "2 adapters are registered, which is max_adapters",
+        )
         assert call(server, "DELETE", "/adapters/a")[0] == 200
         register(server, "c")
 
@@ -750,8 +771,8 @@ def test_a_server_that_shuts_down_changes_no_adapters(tmp_path: Path) -> None:
     with host(tmp_path, capabilities=LORA, options=ENABLED) as server:
         server.server_block.supervisor.phase = Phase.DRAINING
         for method, path, body in CALLS:
-            status, said = call(server, method, path, body)
-            assert (status, said["error"]) == (
+            status, answer = call(server, method, path, body)
+            assert (status, answer["error"]) == (
                 503,
                 "the server is shutting down and takes no new requests",
             )
@@ -783,8 +804,8 @@ def test_every_route_says_why_there_are_no_adapters(
 ) -> None:
     with host(tmp_path, capabilities=CAPABILITIES, options=options, server=server) as running:
         for method, path, body in CALLS:
-            got, said = call(running, method, path, body)
-            assert got == status and said["error"].startswith(sentence)
+            got, answer_body = call(running, method, path, body)
+            assert got == status and answer_body["error"].startswith(sentence)
 
         for action in ("load", "unload"):
             got, message = at_vllm_s(running, action, {"lora_name": "new", "lora_path": "new"})

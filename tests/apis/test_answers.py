@@ -204,9 +204,9 @@ UNBUFFERED: list[tuple[Reader, list[Asked]]] = [
 
 def each(table: list[tuple[Reader, list[Asked]]]) -> list[Any]:
     return [
-        pytest.param(reader, asked, id=f"{reader.__name__}-{n}")
+        pytest.param(reader, body, id=f"{reader.__name__}-{n}")
         for reader, all_asked in table
-        for n, asked in enumerate(all_asked)
+        for n, body in enumerate(all_asked)
     ]
 
 

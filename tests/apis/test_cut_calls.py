@@ -47,9 +47,9 @@ def answer(api_name: str, text: str, *, is_streamed: bool) -> list[dict[str, Any
     pieces = [text[at : at + 3] for at in range(0, len(text), 3)]
     for number, piece in enumerate(pieces, start=1):
         end = AnswerEnd.LENGTH if number == len(pieces) else None
-        made = formatter.feed(Delta([Token(5, piece)], end))
-        assert isinstance(made, list)
-        records += made
+        written_part = formatter.feed(Delta([Token(5, piece)], end))
+        assert isinstance(written_part, list)
+        records += written_part
 
     lines = b"".join(records).decode().splitlines()
     data = [line.removeprefix("data: ") for line in lines if line.startswith(("data: {", "{"))]
@@ -59,8 +59,8 @@ def answer(api_name: str, text: str, *, is_streamed: bool) -> list[dict[str, Any
 def texts(value: Any) -> Iterator[str]:
     """Yield what clients show as the model's words, wherever it stands."""
     if isinstance(value, list):
-        for item in value:
-            yield from texts(item)
+        for value_part in value:
+            yield from texts(value_part)
 
     if isinstance(value, dict):
         names = ["content", "text"]
@@ -71,8 +71,8 @@ def texts(value: Any) -> Iterator[str]:
             value[name] for name in names if value.get(name) and isinstance(value[name], str)
         )
 
-        for item in value.values():
-            yield from texts(item)
+        for value_part in value.values():
+            yield from texts(value_part)
 
 
 def calls_of(record: dict[str, Any]) -> list[str]:
@@ -82,7 +82,7 @@ def calls_of(record: dict[str, Any]) -> list[str]:
         return [call["function"]["name"] for call in message.get("tool_calls", [])]
 
     items = record["content"] if "content" in record else record["output"]
-    return [item["name"] for item in items]
+    return [output_item["name"] for output_item in items]
 
 
 @pytest.mark.parametrize("api_name", BODIES)
@@ -127,6 +127,6 @@ def test_a_response_says_of_each_call_whether_it_is_whole() -> None:
     [cut_inside] = answer("responses", ANSWER[: len(CALL) - 3], is_streamed=False)
     [cut_behind] = answer("responses", ANSWER[: len(CALL) + 5], is_streamed=False)
 
-    assert [item["status"] for item in cut_inside["output"]] == ["incomplete"]
-    assert [item["status"] for item in cut_behind["output"]] == ["completed"]
+    assert [output_item["status"] for output_item in cut_inside["output"]] == ["incomplete"]
+    assert [output_item["status"] for output_item in cut_behind["output"]] == ["completed"]
     assert cut_inside["status"] == cut_behind["status"] == "incomplete"

@@ -211,8 +211,8 @@ def test_names_of_other_servers_mean_what_ours_mean(
 
 
 def test_a_grammar_of_tgi_is_read_in_chats_too() -> None:
-    asked = APIS["chats"](grammar={"type": "regex", "value": "a+"})
-    assert asked.requests == APIS["chats"](guided_regex="a+").requests
+    parsed = APIS["chats"](grammar={"type": "regex", "value": "a+"})
+    assert parsed.requests == APIS["chats"](guided_regex="a+").requests
 
 
 @pytest.mark.parametrize("name", ["structured_outputs", "guided_regex", "regex"])
@@ -249,11 +249,11 @@ def test_whether_a_model_thinks_reaches_the_template(api: str, given: Any, varia
 
 
 def test_how_a_model_thinks_has_the_names_of_other_servers_in_chats() -> None:
-    for given, variables in (
+    for body_fields, variables in (
         ({"enable_thinking": False}, {"enable_thinking": False}),
         ({"reasoning": {"effort": "low", "exclude": True}}, {"reasoning_effort": "low"}),
     ):
-        chat = APIS["chats"](**given).request.chat
+        chat = APIS["chats"](**body_fields).request.chat
         assert chat is not None and chat.variables == variables
 
 
@@ -262,12 +262,12 @@ def test_how_a_model_thinks_has_the_names_of_other_servers_in_chats() -> None:
     [("completions", True), ("embeddings", True), ("chats", False), ("responses", False)],
 )
 def test_a_client_may_say_whether_special_tokens_are_added(api: str, usual: bool) -> None:
-    for given, adds in (
+    for body_fields, adds in (
         ({}, usual),
         ({"add_special_tokens": True}, True),
         ({"add_special_tokens": False}, False),
     ):
-        assert adds_special_tokens(APIS[api](**given).request) is adds
+        assert adds_special_tokens(APIS[api](**body_fields).request) is adds
 
     with pytest.raises(InvalidRequest, match="^add_special_tokens must be true or false"):
         APIS[api](add_special_tokens="no")

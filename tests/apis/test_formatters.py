@@ -141,7 +141,7 @@ def test_the_tokens_of_one_step_are_one_record_that_says_what_each_would(tgi_com
     line = json.loads(record)
 
     assert list(line["token"].values())[:3] == [7, "ab", -1.5]
-    assert [other["id"] for other in line["top_tokens"]] == [6, 8]
+    assert [top_token["id"] for top_token in line["top_tokens"]] == [6, 8]
     assert (line["generated_text"], line["details"]["generated_tokens"]) == ("ab", 2)
 
 
@@ -201,14 +201,14 @@ def test_nothing_of_a_json_body_goes_out_before_the_end() -> None:
 
 
 def test_prompt_tokens_stand_in_the_details_only_when_they_were_asked_for() -> None:
-    for asked in (False, True):
+    for asks_log_probs in (False, True):
         formatter = _formatter(
-            OutputFormat.JSON, details=True, num_prompt_log_probs=0 if asked else None
+            OutputFormat.JSON, details=True, num_prompt_log_probs=0 if asks_log_probs else None
         )
         [body] = formatter.feed(
             Delta([Token(5, "a", -1.0)], AnswerEnd.LENGTH, prefill=[Token(1, "né", None)])
         )
-        assert ("prefill" in json.loads(body)["details"]) is asked
+        assert ("prefill" in json.loads(body)["details"]) is asks_log_probs
 
 
 @pytest.mark.parametrize("output_format", OutputFormat)
@@ -244,13 +244,13 @@ def test_every_choice_of_a_stream_has_the_log_probs_of_its_prompt(is_overtaken: 
     early = Delta([Token(4, "e", -1.0)], prompt="ab", index=1)
     deltas = (early, first, second) if is_overtaken else (first, second)
     records = [record for delta in deltas for record in writer.feed(delta)][:2]
-    said = [
+    log_probs_told = [
         json.loads(record.removeprefix(b"data: "))["choices"][0]["logprobs"] for record in records
     ]
     expected = [["e"], ["a", "b", "c"]] if is_overtaken else [["a", "b", "c"], ["a", "b", "d"]]
 
-    assert [log_probs["tokens"] for log_probs in said] == expected
-    assert [log_probs["text_offset"] for log_probs in said] == [
+    assert [log_probs["tokens"] for log_probs in log_probs_told] == expected
+    assert [log_probs["text_offset"] for log_probs in log_probs_told] == [
         [2] if is_overtaken else [0, 1, 2],
         [0, 1, 2],
     ]
@@ -300,7 +300,8 @@ def test_the_cached_tokens_of_a_prompt_count_once_for_all_its_choices(is_streame
     formatter = OPENAI_COMPLETIONS.formatter(
         openai.parse(openai.read(json.dumps(fields).encode(), "application/json", MODEL))
     )
-    first = {0: (7, 5), 2: (9, 0)}  # the prompts are told with the first sequence of each request
+    # The prompts are told with the first sequence of each request
+    first = {0: (7, 5), 2: (9, 0)}
     records: list[bytes] = []
     for index in range(4):
         num_prompt_tokens, num_cached_tokens = first.get(index, (0, 0))

@@ -44,7 +44,8 @@ ANTHROPIC = {"max_tokens": 9, "messages": [USER]}
 SILENT: list[tuple[str, dict[str, Any], int]] = [
     ("openai_chat", {"messages": [USER]}, 77),
     ("openai_chat_lines", {"messages": [USER]}, 77),
-    ("openai_completions", {"prompt": "hi"}, 16),  # OpenAI's own default, as with vLLM
+    # OpenAI's own default, as with vLLM
+    ("openai_completions", {"prompt": "hi"}, 16),
     ("openai_completions_lines", {"prompt": "hi"}, 16),
     ("responses", {"input": "hi"}, 77),
     ("anthropic", ANTHROPIC, 9),
@@ -101,7 +102,8 @@ def test_what_a_client_writes_counts_even_where_it_means_off(
     name: str, field: str, value: float, meant: float | None
 ) -> None:
     parsed = parse(name, silent(name) | {field: value})
-    if parsed.ignored:  # the API has no such field
+    # The API has no such field
+    if parsed.ignored:
         assert (name, parsed.ignored) == ("anthropic", (f"'{field}': unknown",))
         assert parsed.request.sampling == OF_MAKER
     else:
@@ -149,9 +151,9 @@ def test_a_model_that_is_greedy_or_draws_freely_says_so() -> None:
 
 
 def test_a_search_has_no_defaults_and_nothing_is_told() -> None:
-    asked = {"prompt": "hi", "use_beam_search": True, "n": 2}
-    parsed = parse("openai_completions", asked)
-    assert parsed.requests == parse("openai_completions", asked, PLAIN).requests
+    body = {"prompt": "hi", "use_beam_search": True, "n": 2}
+    parsed = parse("openai_completions", body)
+    assert parsed.requests == parse("openai_completions", body, PLAIN).requests
     assert parsed.ignored == ()
 
     one_beam = parse(
@@ -166,11 +168,19 @@ def test_a_response_repeats_the_values_that_counted() -> None:
         response: dict[str, Any] = state.response("completed")
         return response
 
-    told = settings()
-    assert (told["temperature"], told["top_p"], told["presence_penalty"]) == (0.6, 0.95, 0.3)
-    assert (told["frequency_penalty"], told["max_output_tokens"]) == (0.2, 77)
-    asked = settings(temperature=1, max_output_tokens=5)
-    assert (asked["temperature"], asked["top_p"], asked["max_output_tokens"]) == (1, 0.95, 5)
+    shown_settings = settings()
+    assert (
+        shown_settings["temperature"],
+        shown_settings["top_p"],
+        shown_settings["presence_penalty"],
+    ) == (0.6, 0.95, 0.3)
+    assert (shown_settings["frequency_penalty"], shown_settings["max_output_tokens"]) == (0.2, 77)
+    repeated = settings(temperature=1, max_output_tokens=5)
+    assert (repeated["temperature"], repeated["top_p"], repeated["max_output_tokens"]) == (
+        1,
+        0.95,
+        5,
+    )
 
 
 FOLLOWERS = {*NAMES, "embeddings"}

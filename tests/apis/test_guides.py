@@ -172,11 +172,11 @@ def test_triton_s_guide_is_looked_through_too() -> None:
 
 
 def test_two_structures_are_refused_by_the_name_of_the_second() -> None:
-    given = {"guided_regex": json_schema("a", {}), "guided_json": json_schema("b", {})}
+    guides = {"guided_regex": json_schema("a", {}), "guided_json": json_schema("b", {})}
     with pytest.raises(
         InvalidParameter,
         match=r"^parameters\.guided_regex must be left out beside parameters\.guided_json",
     ):
-        asked_guide(given, "parameters.")
+        asked_guide(guides, "parameters.")
 
     assert asked_guide({}) == (None, None)

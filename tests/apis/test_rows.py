@@ -146,8 +146,8 @@ def _openai(schema: Any, body: dict[str, Any], given: dict[str, Any]) -> Parsed[
 
 
 def _triton(given: dict[str, Any]) -> Parsed[Any]:
-    read = partial(triton.read, output_format=OutputFormat.JSON)
-    return triton.parse(read(json.dumps({"text_input": "hi"} | given).encode(), None, MODEL))
+    read_body = partial(triton.read, output_format=OutputFormat.JSON)
+    return triton.parse(read_body(json.dumps({"text_input": "hi"} | given).encode(), None, MODEL))
 
 
 SHARED = """
@@ -236,11 +236,11 @@ def test_a_parameter_fills_its_field_and_no_other(api: str, name: str) -> None:
     value = VALUES[field]
     before = flat(asking.request({}))
     after = flat(asking.request({name: value}))
-    wanted = tuple(value) if isinstance(value, list) else value
+    expected = tuple(value) if isinstance(value, list) else value
     beside = {"needs_full_room": True} if (api, name) == ("tgi", "max_new_tokens") else {}
 
     assert {key: after[key] for key in after if after[key] != before[key]} == {
-        field: wanted,
+        field: expected,
         **beside,
     }
 
@@ -267,7 +267,8 @@ def test_a_wrong_type_or_range_is_refused_with_the_name_even_where_it_has_no_eff
     ("api", "name"), [row for row in ROWS if type(VALUES[field_of(row[1])]) is int]
 )
 def test_a_whole_float_is_an_integer(api: str, name: str) -> None:
-    value = VALUES[field_of(name)] % 1000  # a float holds it exactly
+    # A float holds it exactly
+    value = VALUES[field_of(name)] % 1000
     assert APIS[api].request({name: float(value)}) == APIS[api].request({name: value})
 
 

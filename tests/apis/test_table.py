@@ -177,9 +177,9 @@ def test_an_adapter_that_is_not_loaded_is_a_model_that_openai_s_client_does_not_
     error = UnknownAdapter("Adapter de is not registered")
     format = api.default_format(ModelConfig(path="demo", name="demo"))
     rendered = api.errors.render(error, format, accepted=False)
-    said = json.loads(rendered.body)["error"]
-    assert (rendered.status, said["code"], said["param"]) == (404, "model_not_found", "model")
-    assert said["message"] == "Adapter de is not registered"
+    refusal = json.loads(rendered.body)["error"]
+    assert (rendered.status, refusal["code"], refusal["param"]) == (404, "model_not_found", "model")
+    assert refusal["message"] == "Adapter de is not registered"
 
 
 def test_a_body_that_cannot_be_read_is_answered_as_json_whatever_the_model_s_formatter() -> None:
@@ -214,7 +214,7 @@ def test_each_api_has_golden_files_tests_of_its_own_and_its_answers_at_invocatio
         ok = _schemas_in(schemas["AnswerOfRoute"], schemas["LineOfRoute"], schemas["EventOfRoute"])
         assert _schemas_in(answers.pop("200")) <= ok, "ANSWERS and EVENTS"
 
-        failed = [failures[each["$ref"].rpartition("/")[2]] for each in answers.values()]
+        failed = [failures[answer["$ref"].rpartition("/")[2]] for answer in answers.values()]
         assert _schemas_in(*failed) <= _schemas_in(schemas["ErrorOfRoute"]), "ErrorOfRoute"
 
 

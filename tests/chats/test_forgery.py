@@ -120,11 +120,11 @@ def test_values_that_lie_too_deep_are_refused_by_the_name_of_their_field(
     for _ in range(900):
         deep = {"a": deep}
 
-    given = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
     with host(tmp_path, model={"chat_template": "{{ messages[0]['content'] }}"}) as lmi:
         body = {
             "messages": [{"role": "user", "content": "say a"}],
-            field: [given] if field == "tools" else deep,
+            field: [tool] if field == "tools" else deep,
         }
         response, answer = lmi.post(body, "/v1/chat/completions")
 

@@ -44,11 +44,11 @@ def test_a_model_without_a_template_needs_no_jinja(tmp_path: Path) -> None:
 def test_a_template_is_found_where_models_keep_it(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "of the config"}))
     assert render(tmp_path) == "of the config"
-    named = [
+    templates = [
         {"name": "default", "template": "plain"},
         {"name": "tool_use", "template": "with tools"},
     ]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     assert (render(tmp_path), render(tmp_path, tools=[{}])) == ("plain", "with tools")
     (tmp_path / "chat_template.jinja").write_text("of its own file")
     assert render(tmp_path) == "of its own file"

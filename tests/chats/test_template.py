@@ -123,10 +123,10 @@ def test_a_message_is_continued_as_in_transformers(template: str, said: str) -> 
     ).apply_chat_template(
         messages, chat_template=template, tokenize=False, continue_final_message=True
     )
-    ours = compiled(template).render(
+    our_text = compiled(template).render(
         Chat(messages=messages, add_generation_prompt=False, continue_final_message=True)
     )
-    assert ours == theirs and ours.rstrip().endswith(said.strip())
+    assert our_text == theirs and our_text.rstrip().endswith(said.strip())
 
 
 def test_a_last_message_that_the_template_leaves_out_cannot_be_continued() -> None:
@@ -374,7 +374,8 @@ def test_one_template_renders_in_many_threads() -> None:
     assert len(texts) == 8
 
 
-IMAGE = object()  # any part that is no text
+# Any part that is no text
+IMAGE = object()
 OF_PARTS = (
     "{% for m in messages %}[{% for p in m.content %}{{ p.text if p.type == 'text' else '<i>' }}{% "
     "endfor %}]"
@@ -428,7 +429,7 @@ def test_images_need_a_template_that_writes_them_or_a_placeholder() -> None:
 def told(*said: str) -> Chat:
     """Messages of the system, the user, the assistant and a tool, named by their first letters."""
     roles = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
-    return Chat(messages=[{"role": roles[each[0]], "content": each} for each in said])
+    return Chat(messages=[{"role": roles[turn[0]], "content": turn} for turn in said])
 
 
 WRITTEN = "[{{ m.role }} {{ m.content }}]"

@@ -63,20 +63,20 @@ def test_the_user_tells_of_the_tools_where_the_template_takes_no_system() -> Non
 
 
 def test_earlier_calls_and_their_results_are_texts() -> None:
-    said = render([HELLO, CALLED, RESULT])
+    text = render([HELLO, CALLED, RESULT])
     assert (
-        said == f"[system] {TOLD}\n[user] Hi\n[assistant] {CALL_TEXT}\n[user] {RESULT_TEXT}\nNone"
+        text == f"[system] {TOLD}\n[user] Hi\n[assistant] {CALL_TEXT}\n[user] {RESULT_TEXT}\nNone"
     )
 
 
 def test_a_call_stands_behind_the_text_of_its_message() -> None:
-    said = render([HELLO, CALLED | {"content": "I look."}, RESULT])
-    assert f"[assistant] I look.\n{CALL_TEXT}\n" in said
+    text = render([HELLO, CALLED | {"content": "I look."}, RESULT])
+    assert f"[assistant] I look.\n{CALL_TEXT}\n" in text
 
 
 def test_two_results_are_one_turn_where_the_template_wants_turns() -> None:
-    said = render([HELLO, CALLED, RESULT, RESULT], IN_TURNS)
-    assert said.endswith(f"[user] {RESULT_TEXT}\n{RESULT_TEXT}\n")
+    text = render([HELLO, CALLED, RESULT, RESULT], IN_TURNS)
+    assert text.endswith(f"[user] {RESULT_TEXT}\n{RESULT_TEXT}\n")
 
 
 @pytest.mark.parametrize("tools", [None, []])
@@ -89,11 +89,11 @@ def test_a_result_keeps_its_image() -> None:
     chat_template = ChatTemplate({"default": PLAIN}, {}, tells_tools=True)
     chat = Chat(messages=[HELLO, CALLED, RESULT | {"content": ["seen", image]}], tools=TOOLS)
 
-    said = chat_template.render(chat, image_placeholder="<image>")
+    text = chat_template.render(chat, image_placeholder="<image>")
 
-    assert "<tool_response>\nseen\n<image>\n</tool_response>" in said
+    assert "<tool_response>\nseen\n<image>\n</tool_response>" in text
 
 
 def test_the_last_message_can_be_continued() -> None:
-    said = render([HELLO, {"role": "assistant", "content": "I lo"}], continue_final_message=True)
-    assert said.endswith("[assistant] I lo")
+    text = render([HELLO, {"role": "assistant", "content": "I lo"}], continue_final_message=True)
+    assert text.endswith("[assistant] I lo")

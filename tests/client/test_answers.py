@@ -152,8 +152,8 @@ def batch(
             "1",
         )
 
-    found = [json.loads(line) for line in target.read_text().splitlines()]
-    return done, {answer["custom_id"]: answer for answer in found}
+    answers = [json.loads(line) for line in target.read_text().splitlines()]
+    return done, {answer["custom_id"]: answer for answer in answers}
 
 
 def line(name: str, body: Any = None) -> dict[str, Any]:
@@ -162,16 +162,16 @@ def line(name: str, body: Any = None) -> dict[str, Any]:
 
 def test_a_batch_goes_on_after_a_line_that_is_no_request(tmp_path: Path) -> None:
     lines = [line("a"), line("b", [1]), line("c", "x"), 7, [], {"custom_id": "d"}, line("e")]
-    done, found = batch(tmp_path, lines, whole(b'{"id": 1}', 200, CLOSE))
+    done, answers = batch(tmp_path, lines, whole(b'{"id": 1}', 200, CLOSE))
 
-    assert {name for name, answer in found.items() if answer["response"]} == {"a", "e"}
-    assert found["b"]["error"] == {
+    assert {name for name, answer in answers.items() if answer["response"]} == {"a", "e"}
+    assert answers["b"]["error"] == {
         "code": "invalid_request",
         "message": "line 2: body=a list of 1: must be an object",
     }
-    assert "line 3: body='x': must be an object" in found["c"]["error"]["message"]
-    assert "line 6: not a request with custom_id, url and body" in found["d"]["error"]["message"]
-    assert None in found, "a line that has no custom_id"
+    assert "line 3: body='x': must be an object" in answers["c"]["error"]["message"]
+    assert "line 6: not a request with custom_id, url and body" in answers["d"]["error"]["message"]
+    assert None in answers, "a line that has no custom_id"
     assert done.returncode == 1 and done.stderr.startswith("lmi: line 2: ")
     assert len(done.stderr.splitlines()) == 2, "the first fault, and how many there are"
 
@@ -184,8 +184,10 @@ def test_a_batch_waits_no_longer_than_its_bound_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     monkeypatch.setattr(answers, "MAX_PAUSE_S", 0.01)
-    done, found = batch(tmp_path, [line("a")], whole(b"{}", 503, CLOSE, f"Retry-After: {asked}"))
-    assert found["a"]["response"]["status_code"] == 503
+    done, batch_answers = batch(
+        tmp_path, [line("a")], whole(b"{}", 503, CLOSE, f"Retry-After: {asked}")
+    )
+    assert batch_answers["a"]["response"]["status_code"] == 503
     first, _ = done.stderr.splitlines()
     assert first == f"lmi: the server says Retry-After: '{asked}'; asking again after 0.01 s"
 
@@ -212,11 +214,12 @@ def test_a_batch_does_not_read_an_answer_without_an_end(tmp_path: Path) -> None:
     def answer(talk: Talk) -> None:
         endless(next(statuses))(talk)
 
-    done, found = batch(tmp_path, [line("a"), line("b")], answer)
+    done, answers = batch(tmp_path, [line("a"), line("b")], answer)
     assert (
-        found["a"]["error"]["code"] == "invalid_answer" and "over" in found["a"]["error"]["message"]
+        answers["a"]["error"]["code"] == "invalid_answer"
+        and "over" in answers["a"]["error"]["message"]
     )
-    assert found["b"]["response"]["body"] == {"error": "x" * MAX_BYTES}
+    assert answers["b"]["response"]["body"] == {"error": "x" * MAX_BYTES}
     assert done.returncode == 1
 
 
@@ -252,8 +255,8 @@ def test_a_load_counts_an_answer_of_another_form_as_broken(tmp_path: Path, scrip
     with scripted(answer) as server:
         done = lmi("bench", server.url, *words)
 
-    [found] = json.loads(file.read_text())["servers"]
-    assert done.returncode == 1 and found["total"]["outcomes"] == {"broken": 1}
+    [report] = json.loads(file.read_text())["servers"]
+    assert done.returncode == 1 and report["total"]["outcomes"] == {"broken": 1}
 
 
 @pytest.mark.parametrize("make", [endless, lambda: whole(b"{}", 200, CLOSE)])

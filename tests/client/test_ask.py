@@ -62,8 +62,8 @@ def test_a_batch_goes_on_after_the_page_of_a_proxy_and_after_a_date_at_which_to_
 ) -> None:
     def answer(talk: Talk) -> None:
         is_late = json.loads(talk.seen.body)["prompt"] == "late"
-        seen.append(is_late)
-        if is_late and seen.count(True) == 1:
+        late_calls.append(is_late)
+        if is_late and late_calls.count(True) == 1:
             whole(b"", 503, "Connection: close", "Retry-After: Fri, 31 Dec 1999 23:59:59 GMT")(talk)
         else:
             whole(
@@ -72,7 +72,7 @@ def test_a_batch_goes_on_after_the_page_of_a_proxy_and_after_a_date_at_which_to_
                 "Connection: close",
             )(talk)
 
-    seen: list[bool] = []
+    late_calls: list[bool] = []
     source = tmp_path / "in.jsonl"
     target = tmp_path / "out.jsonl"
     lines = [

@@ -34,11 +34,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 def bench(folder: Path, *words: str) -> tuple[Done, dict[str, Any]]:
     """Run the command with a file of one prompt. Returns what it printed, and its JSON."""
     (folder / "prompts").write_text("say abcdefgh\n")
-    found = folder / "found.json"
+    report = folder / "found.json"
     with chdir(folder):
-        done = lmi("bench", "--prompts", str(folder / "prompts"), "--json", str(found), *words)
+        done = lmi("bench", "--prompts", str(folder / "prompts"), "--json", str(report), *words)
 
-    return done, json.loads(found.read_text()) if found.exists() else {}
+    return done, json.loads(report.read_text()) if report.exists() else {}
 
 
 def url_of(port: int) -> str:
@@ -72,9 +72,10 @@ def test_streams_of_each_dialect_are_timed_and_counted(
     assert len(server.executor.requests) - num_before == 8
 
     samples = report["servers"][0]["samples"][0]
-    assert all(len(one["times_s"]) == 6 for one in samples)
+    assert all(len(sample["times_s"]) == 6 for sample in samples)
     assert all(
-        one["due_s"] <= one["times_s"][0] <= one["times_s"][-1] <= one["end_s"] for one in samples
+        sample["due_s"] <= sample["times_s"][0] <= sample["times_s"][-1] <= sample["end_s"]
+        for sample in samples
     )
 
 
@@ -175,9 +176,11 @@ def test_two_servers_are_asked_in_turns_and_compared(server: Host, tmp_path: Pat
     done, report = bench(tmp_path, *urls, *words, "--target-e2e-ms", "0")
     assert done.returncode == 0, done.stderr
 
-    first, second = (one["samples"] for one in report["servers"])
+    first, second = (server_report["samples"] for server_report in report["servers"])
     order = sorted(
-        (one[0]["due_s"], name) for name, part in (("a", first), ("b", second)) for one in part
+        (server_report[0]["due_s"], name)
+        for name, part in (("a", first), ("b", second))
+        for server_report in part
     )
 
     assert "".join(name for _, name in order) == "abba"
@@ -186,7 +189,8 @@ def test_two_servers_are_asked_in_turns_and_compared(server: Host, tmp_path: Pat
     )
     assert "ratio" in done.stdout.splitlines()[0]
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    assert all(one["cpu_s"] for one in report["servers"])  # the server is on this machine
+    # The server is on this machine
+    assert all(server_report["cpu_s"] for server_report in report["servers"])
 
 
 @contextmanager
@@ -197,7 +201,8 @@ def answering(answer: bytes) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            with suppress(OSError):  # until the listener is closed
+            # Until the listener is closed
+            with suppress(OSError):
                 while True:
                     connection, _ = listener.accept()
                     with connection, connection.makefile("rb") as request:

@@ -80,8 +80,10 @@ def served(url: str, *rounds: list[Sample]) -> Load:
 
 def test_a_ratio_is_the_median_over_the_rounds() -> None:
     ends_s = [(1.0, 2.0), (1.0, 3.0), (1.0, 9.0)]
-    first = served("http://a", *([Sample(0.0, one, "200", [0.5], 6)] for one, _ in ends_s))
-    second = served("http://b", *([Sample(0.0, other, "200", [0.5], 6)] for _, other in ends_s))
+    first = served("http://a", *([Sample(0.0, end_s, "200", [0.5], 6)] for end_s, _ in ends_s))
+    second = served(
+        "http://b", *([Sample(0.0, sample_end_s, "200", [0.5], 6)] for _, sample_end_s in ends_s)
+    )
     report = report_of({}, [first, second], {})
     assert report["ratios"]["end_s.p50"] == 3.0 and report["ratios"]["first_s.p99"] == 1.0
     assert report["ratios"]["tokens_per_s"] == pytest.approx(1 / 3)

@@ -46,8 +46,8 @@ def program_of(name: str) -> Path:
 
 
 def _program(folder: Path, name: str) -> Path:
-    found = next((folder / "node_modules").glob(PROGRAMS[name]), None)
-    return found or pytest.skip(f"npm cannot install {name} here")
+    program = next((folder / "node_modules").glob(PROGRAMS[name]), None)
+    return program or pytest.skip(f"npm cannot install {name} here")
 
 
 def _install(lock: str, folder: Path) -> None:
@@ -66,9 +66,8 @@ def _install(lock: str, folder: Path) -> None:
     except subprocess.SubprocessError as error:
         pytest.skip(f"npm cannot install the agents here: {error}")
 
-    for (
-        name
-    ) in PROGRAMS:  # npm leaves out what it cannot fetch, since each is for one kind of machines
+    # Npm leaves out what it cannot fetch, since each is for one kind of machines
+    for name in PROGRAMS:
         _program(folder, name)
 
 
@@ -83,13 +82,20 @@ def run(
     """Return what an agent prints, which knows nothing of this machine's user and asks nobody but
     127.0.0.1.
     """
-    kept = {each: os.environ[each] for each in ("PATH", "LANG") if each in os.environ}
-    own = {"HOME": str(home), "TMPDIR": str(home), "NO_PROXY": "127.0.0.1", "SHELL": "/bin/bash"}
+    machine_env = {
+        variable: os.environ[variable] for variable in ("PATH", "LANG") if variable in os.environ
+    }
+    own_env = {
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "NO_PROXY": "127.0.0.1",
+        "SHELL": "/bin/bash",
+    }
     command = [str(program_of(name)), *arguments]
     done = subprocess.run(
         command,
         cwd=folder,
-        env=kept | own | dict(environ),
+        env=machine_env | own_env | dict(environ),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -26,12 +26,15 @@ from tests.served import Server, launch
 from tests.system.container import write_model
 
 PATHS = {"claude": "/v1/messages", "codex": "/v1/responses", "opencode": "/v1/chat/completions"}
-NUM_ROUNDS = 3  # of a conversation with one call of a tool, one of them perhaps for its title
-TIMEOUT_S = 600.0  # beside what the prompts take
+# Of a conversation with one call of a tool, one of them perhaps for its title
+NUM_ROUNDS = 3
+# Beside what the prompts take
+TIMEOUT_S = 600.0
 TALK_TIMEOUT_S = 90.0
 CONTEXT = 262_144  # bytes
 LEAST_CACHED = 0.9  # of a prompt
-ENDS = range(200, 257)  # tokens that end an answer: the random model says a few letters
+# Tokens that end an answer: the random model says a few letters
+ENDS = range(200, 257)
 # It writes all that an agent sends, as a template of a model with tools does.
 WHOLE = """
 {%- for tool in tools or [] %}{{ tool | tojson }}
@@ -70,9 +73,9 @@ def prepare(server: Server, name: str, folder: Path) -> tuple[Path, Path, dict[s
 
 
 def answered(server: Server, name: str) -> list[Answered]:
-    said = f"POST {PATHS[name]}"
-    found: list[dict[str, Any]] = [
-        line for line in server.log_lines() if line.get("message") == said
+    log_message = f"POST {PATHS[name]}"
+    records: list[dict[str, Any]] = [
+        line for line in server.log_lines() if line.get("message") == log_message
     ]
     return [
         Answered(
@@ -81,7 +84,7 @@ def answered(server: Server, name: str) -> list[Answered]:
             num_prompt_tokens=line.get("prompt_tokens", 0),
             num_cached_tokens=line.get("cached_tokens", 0),
         )
-        for line in found
+        for line in records
     ]
 
 
@@ -89,14 +92,16 @@ def work_slowly(server: Server, name: str, folder: Path, prompt_s: float) -> str
     """Let an agent work at the slow server. Returns what is wrong, or ""."""
     work, home, environ = prepare(server, name, folder)
     began_s = time.monotonic()
-    said = run(
+    output = run(
         name, work, home, environ, *HOW[name], timeout_s=TIMEOUT_S + NUM_ROUNDS * prompt_s
     ).strip()
     requests = answered(server, name)
     num_slow = sum(request.duration_s >= prompt_s for request in requests)
-    print(f"{name}: {time.monotonic() - began_s:.0f} s, {said!r}, requests: {requests}", flush=True)
+    print(
+        f"{name}: {time.monotonic() - began_s:.0f} s, {output!r}, requests: {requests}", flush=True
+    )
 
-    if not said.endswith("SWORDFISH"):
+    if not output.endswith("SWORDFISH"):
         return f"{name} has not told what its tool said"
 
     if not 2 <= len(requests) <= NUM_ROUNDS:
@@ -113,9 +118,8 @@ def talk_twice(server: Server, name: str, folder: Path) -> str:
     work, home, environ = prepare(server, name, folder)
     num_before = 0
     for number in (1, 2):
-        with suppress(
-            TimeoutExpired
-        ):  # opencode goes on for as long as a random model says nothing of use
+        # Opencode goes on for as long as a random model says nothing of use
+        with suppress(TimeoutExpired):
             run(name, work, home, environ, *HOW[name], timeout_s=TALK_TIMEOUT_S)
 
         requests = answered(server, name)[num_before:]
@@ -193,24 +197,24 @@ def main() -> int:
     )
     words.add_argument("agents", nargs="*", default=[*PATHS], help=", ".join(PATHS))
     words.add_argument("--prompt-s", type=float, default=330.0, help="seconds that a prompt takes")
-    asked = words.parse_args()
-    for name in asked.agents:
+    options = words.parse_args()
+    for name in options.agents:
         program_of(name)
 
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor() as pool:
         folder = Path(scratch)
-        with launch(slow_model(folder / "slow", asked.prompt_s)) as server:
+        with launch(slow_model(folder / "slow", options.prompt_s)) as server:
             server.wait_ready()
             works = [
-                pool.submit(work_slowly, server, name, folder / "slowly" / name, asked.prompt_s)
-                for name in asked.agents
+                pool.submit(work_slowly, server, name, folder / "slowly" / name, options.prompt_s)
+                for name in options.agents
             ]
             wrong += [work.result() for work in works]
 
         with launch(random_model(folder / "random")) as server:
             server.wait_ready()
-            wrong += [talk_twice(server, name, folder / "twice" / name) for name in asked.agents]
+            wrong += [talk_twice(server, name, folder / "twice" / name) for name in options.agents]
 
     wrong = [reason for reason in wrong if reason]
     print("\n".join(wrong) or "all is as it should be")

@@ -21,7 +21,8 @@ from tests.system.container import wait_until, write_model
 pytestmark = pytest.mark.timeout(900)  # including the installation
 KEY = "a-key-of-my-own"  # of the page
 TASK = "Write what given.txt says in capitals to made.txt."
-HOW = {  # the words of each agent's command
+# The words of each agent's command
+HOW = {
     "codex": (
         "exec",
         "--strict-config",
@@ -84,8 +85,8 @@ def lines(server: Server, language: str, word: str) -> str:
         .partition("\n## ")[0]
     )
     blocks = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    [found] = [block for block in blocks if word in block]
-    return str(found.replace("localhost:8080", f"127.0.0.1:{server.port}"))
+    [code_block] = [block for block in blocks if word in block]
+    return str(code_block.replace("localhost:8080", f"127.0.0.1:{server.port}"))
 
 
 def exported(block: str) -> dict[str, str]:
@@ -124,15 +125,16 @@ def check_work(
     """
     folder = tmp_path / "work"
     home = tmp_path / "home"
-    for each in (folder, home):
-        each.mkdir(exist_ok=True)
+    for directory in (folder, home):
+        directory.mkdir(exist_ok=True)
 
     (folder / "given.txt").write_text("swordfish\n")
     before = len(requests(server))
-    said = run(name, folder, home, environ, *arguments).strip()
+    output = run(name, folder, home, environ, *arguments).strip()
     assert (folder / "made.txt").read_text() == "SWORDFISH\n"
-    assert "The tool says: " in said  # opencode prints each of its messages
-    assert said.endswith("SWORDFISH")
+    # Opencode prints each of its messages
+    assert "The tool says: " in output
+    assert output.endswith("SWORDFISH")
     wait_until(
         lambda: len(requests(server)) >= before + num_requests, "all requests are in the log"
     )
@@ -169,6 +171,5 @@ def test_opencode_calls_a_tool_and_tells_what_it_said(scripted: Server, tmp_path
     environ = exported(lines(scripted, "sh", "opencode"))
     path = "/v1/chat/completions"
     arguments = HOW["opencode"]
-    check_work(
-        scripted, path, tmp_path, environ, "opencode", *arguments, num_requests=3
-    )  # one is for a title
+    # One is for a title
+    check_work(scripted, path, tmp_path, environ, "opencode", *arguments, num_requests=3)

@@ -16,7 +16,8 @@ from tests.clients.venvs import run
 from tests.served import Server, serve
 from tests.tiny_models import embedding_model
 
-pytestmark = pytest.mark.timeout(500)  # including the installation of a venv
+# Including the installation of a venv
+pytestmark = pytest.mark.timeout(500)
 PROMPT = "The quick brown"
 NUM_TOKENS = 8
 
@@ -37,21 +38,21 @@ def url(server: Server) -> str:
 
 
 def test_huggingface_hub(demo: Server, said: str) -> None:
-    found = run("current", "hub.py", url(demo))
-    assert found["plain"] == said
-    assert "".join(found["streamed"]) == said and len(found["streamed"]) > 1
+    results = run("current", "hub.py", url(demo))
+    assert results["plain"] == said
+    assert "".join(results["streamed"]) == said and len(results["streamed"]) > 1
 
-    details = found["details"]["details"]
-    assert found["details"]["generated_text"] == said
+    details = results["details"]["details"]
+    assert results["details"]["generated_text"] == said
     assert details["generated_tokens"] == len(details["tokens"]) == NUM_TOKENS
     assert "".join(token["text"] for token in details["tokens"]) == said
     assert details["finish_reason"] == "length" and details["prefill"]
 
-    last = found["last_event"]
+    last = results["last_event"]
     assert last["generated_text"] == said and last["details"]["generated_tokens"] == NUM_TOKENS
-    assert "temperature" in found["refusal"]
+    assert "temperature" in results["refusal"]
 
-    chat = found["chat"]
+    chat = results["chat"]
     assert chat["whole"] and chat["whole"] == chat["streamed"]
     assert chat["num_tokens"] <= NUM_TOKENS and chat["finish_reason"] in ("stop", "length")
 
@@ -60,46 +61,46 @@ def test_huggingface_hub(demo: Server, said: str) -> None:
 
 
 def test_text_generation(demo: Server, said: str) -> None:
-    found = run("text-generation", "tgi.py", url(demo))
-    assert found["plain"] == found["streamed"] == found["last_text"] == said
-    assert found["num_tokens"] == NUM_TOKENS and found["num_prompt_tokens"] > 0
-    assert found["finish_reason"] == "length"
-    assert "best_of" in found["refusal"]
+    results = run("text-generation", "tgi.py", url(demo))
+    assert results["plain"] == results["streamed"] == results["last_text"] == said
+    assert results["num_tokens"] == NUM_TOKENS and results["num_prompt_tokens"] > 0
+    assert results["finish_reason"] == "length"
+    assert "best_of" in results["refusal"]
 
 
 def test_openai(demo: Server, said: str) -> None:
-    found = run("current", "openai_client.py", url(demo), "demo")
-    assert found["models"] == ["demo"]
+    results = run("current", "openai_client.py", url(demo), "demo")
+    assert results["models"] == ["demo"]
 
-    completions = found["completions"]
+    completions = results["completions"]
     assert completions["whole"] == completions["streamed"] == "".join(completions["tokens"]) == said
     assert completions["num_tokens"] == len(completions["log_probs"]) == NUM_TOKENS
     assert completions["indexes"] == [0, 1, 2, 3]
 
-    chat = found["chat"]
+    chat = results["chat"]
     assert chat["whole"] and chat["whole"] == chat["streamed"]
     assert chat["finish_reason"] in ("stop", "length") and 0 < chat["usage"] <= NUM_TOKENS
 
-    responses = found["responses"]
+    responses = results["responses"]
     assert responses["whole"] and responses["whole"] == responses["streamed"] == responses["last"]
     assert (
         set(responses["statuses"]) <= {"completed", "incomplete"}
         and len(set(responses["num_tokens"])) == 1
     )
 
-    tools = found["response_tools"]
+    tools = results["response_tools"]
     assert tools["arguments"][0] == tools["arguments"][1] and tools["answer"]
 
     for said in (tools["arguments"][0], tools["in_its_form"]):
         assert json.loads(said)["city"] in ("Rome", "Oslo")
 
-    vllm = found["fields_of_vllm"]
+    vllm = results["fields_of_vllm"]
     assert vllm["prompt_ids"][0] == vllm["prompt_ids"][1] and vllm["num_scored"] == len(
         vllm["prompt_ids"][0]
     )
     assert vllm["ids"] and vllm["ids"] == vllm["streamed_ids"]
 
-    refused, unknown, previous = found["refusals"]
+    refused, unknown, previous = results["refusals"]
     assert "max_tokens" in refused and "nobody" in unknown and "previous_response_id" in previous
 
 
@@ -108,7 +109,7 @@ def test_openai_at_an_embedding_model_gets_what_transformers_computes(tmp_path: 
     with serve(
         folder, "option.model_name=embedder", "option.dtype=fp32", "frontend_workers=1"
     ) as server:
-        found = run("current", "openai_embeddings.py", url(server), "embedder")
+        results = run("current", "openai_embeddings.py", url(server), "embedder")
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
@@ -119,14 +120,16 @@ def test_openai_at_an_embedding_model_gets_what_transformers_computes(tmp_path: 
 
         return torch.nn.functional.normalize(state, dim=0).tolist()  # type: ignore[no-any-return]
 
-    texts = [tokenizer.encode(text).ids for text in found["texts"]]
-    for got, ids in zip(found["whole"] + found["of_ids"], [*texts, [5, 6, 7], [8]], strict=True):
+    texts = [tokenizer.encode(text).ids for text in results["texts"]]
+    for got, ids in zip(
+        results["whole"] + results["of_ids"], [*texts, [5, 6, 7], [8]], strict=True
+    ):
         assert got == pytest.approx(expected(ids), abs=2e-5)
 
-    assert found["as_numbers"] == found["whole"] and found["num_tokens"] == 4
-    assert found["short"][0] == pytest.approx(expected(texts[0], 8), abs=2e-5)
+    assert results["as_numbers"] == results["whole"] and results["num_tokens"] == 4
+    assert results["short"][0] == pytest.approx(expected(texts[0], 8), abs=2e-5)
 
-    generation, nothing, long = found["refusals"]
+    generation, nothing, long = results["refusals"]
     assert (
         "embedding model" in generation
         and nothing.startswith("input ")
@@ -135,8 +138,8 @@ def test_openai_at_an_embedding_model_gets_what_transformers_computes(tmp_path: 
 
 
 def test_anthropic(demo: Server) -> None:
-    found = run("current", "anthropic_client.py", url(demo), "demo")
-    text = found["text"]
+    results = run("current", "anthropic_client.py", url(demo), "demo")
+    text = results["text"]
 
     assert text["whole"] and text["whole"] == text["streamed"] == text["joined"]
     assert (
@@ -145,30 +148,33 @@ def test_anthropic(demo: Server) -> None:
     )
     assert len(set(text["num_prompt_tokens"])) == 1
 
-    tools = found["tools"]
+    tools = results["tools"]
     assert tools["inputs"][0] == tools["inputs"][1] and tools["inputs"][0]["city"] in (
         "Rome",
         "Oslo",
     )
     assert tools["stop_reasons"] == ["tool_use", "tool_use"] and tools["answer"]
 
-    first, second = found["loop"]
-    assert second > first  # the whole conversation comes again, not the result alone
+    first, second = results["loop"]
+    # The whole conversation comes again, not the result alone
+    assert second > first
 
-    image, unknown = found["refusals"]
+    image, unknown = results["refusals"]
     assert image.startswith("invalid_request_error: messages[0].content[0]") and "image" in image
     assert unknown.startswith("not_found_error: ") and "nobody" in unknown
 
 
 def test_langchain_openai(demo: Server, said: str) -> None:
-    found = run("current", "langchain.py", url(demo), "demo")
-    assert found["text"] == found["text_streamed"] == said
-    assert found["chat"] and found["chat"] == found["chat_streamed"]
+    results = run("current", "langchain.py", url(demo), "demo")
+    assert results["text"] == results["text_streamed"] == said
+    assert results["chat"] and results["chat"] == results["chat_streamed"]
 
 
 def test_litellm(demo: Server, said: str) -> None:
-    found = run("litellm", "litellm_client.py", url(demo), "demo")
-    assert found["triton"] == {"plain": said, "streamed": said}
-    assert found["sagemaker"] == {"plain": said}
-    assert found["openai"]["plain"] and found["openai"]["plain"] == found["openai"]["streamed"]
-    assert found["too_long"] == "ContextWindowExceededError"
+    results = run("litellm", "litellm_client.py", url(demo), "demo")
+    assert results["triton"] == {"plain": said, "streamed": said}
+    assert results["sagemaker"] == {"plain": said}
+    assert (
+        results["openai"]["plain"] and results["openai"]["plain"] == results["openai"]["streamed"]
+    )
+    assert results["too_long"] == "ContextWindowExceededError"

@@ -22,10 +22,12 @@ from tests.gateway.model_server import ModelServer, write_model
 from tests.served import Server
 from tests.system.container import wait_until
 
-pytestmark = pytest.mark.timeout(500)  # including the installation of a venv
+# Including the installation of a venv
+pytestmark = pytest.mark.timeout(500)
 PROMPT = "The quick brown"
 NUM_TOKENS = 8
-MODES = ("as-is", "coalesce:10000", "split:7")  # the second joins a whole answer
+# The second joins a whole answer
+MODES = ("as-is", "coalesce:10000", "split:7")
 
 
 class Front:
@@ -37,7 +39,7 @@ class Front:
 
     @property
     def urls(self) -> list[str]:
-        return [each.url for each in self.gateways]
+        return [gateway.url for gateway in self.gateways]
 
     def run(self, venv: str, script: str, *arguments: str) -> Any:
         """Return what a script prints that visits each gateway in turn."""
@@ -71,13 +73,13 @@ def said(demo: Server) -> str:
 @pytest.fixture(scope="module")
 def chatted(demo: Server) -> str:
     """The same in a chat."""
-    asked = {
+    question = {
         "messages": [{"role": "user", "content": PROMPT}],
         "max_tokens": NUM_TOKENS,
         "temperature": 0,
     }
     return str(
-        json.loads(demo.post(asked, "/v1/chat/completions").body)["choices"][0]["message"][
+        json.loads(demo.post(question, "/v1/chat/completions").body)["choices"][0]["message"][
             "content"
         ]
     )
@@ -89,9 +91,9 @@ def test_boto3(front: Front, demo: Server, said: str, venv: str, version: str) -
     printed = front.run(venv, "boto3_client.py")
     assert printed["version"] == version
 
-    for found in printed["found"]:
-        plain = found["plain"]
-        streamed = found["streamed"]
+    for results in printed["found"]:
+        plain = results["plain"]
+        streamed = results["streamed"]
 
         assert plain["text"] == said and plain["content_type"] == "application/json"
         assert (plain["custom_attributes"], plain["variant"]) == ("trace=1", "AllTraffic")
@@ -101,13 +103,13 @@ def test_boto3(front: Front, demo: Server, said: str, venv: str, version: str) -
             and streamed["content_type"] == "application/jsonlines"
         )
 
-        for refused in (found["refused"], found["refused_stream"]):
+        for refused in (results["refused"], results["refused_stream"]):
             assert (refused["class"], refused["status"]) == ("ModelError", 424)
             assert "max_new_tokens" in refused["message"]
 
-        assert found["left_after_bytes"] > 0
+        assert results["left_after_bytes"] > 0
 
-    as_is, coalesced, split = (found["streamed"] for found in printed["found"])
+    as_is, coalesced, split = (results["streamed"] for results in printed["found"])
     assert (as_is["num_parts"], coalesced["num_parts"], split["longest"]) == (NUM_TOKENS, 1, 7)
 
     wait_until(demo.is_idle, "the streams that boto3 left have ended")
@@ -125,10 +127,14 @@ def num_cancelled(server: Server) -> float:
     ("venv", "kinds"), [("current", ["location", "inline", "wrong"]), ("older", ["location"])]
 )
 def test_boto3_async(front: Front, said: str, venv: str, kinds: list[str]) -> None:
-    asked = front.folder / "asked.json"
-    asked.write_text(json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS}}))
-    accepted = run(venv, "gateway/boto3_async.py", front.urls[0], asked.as_uri())
-    assert list(accepted) == kinds and {each["status"] for each in accepted.values()} == {202}
+    body_file = front.folder / "asked.json"
+    body_file.write_text(
+        json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS}})
+    )
+    accepted = run(venv, "gateway/boto3_async.py", front.urls[0], body_file.as_uri())
+    assert list(accepted) == kinds and {
+        acceptance["status"] for acceptance in accepted.values()
+    } == {202}
     assert accepted["location"]["InferenceId"] == "mine"
     assert json.loads(file_of(accepted["location"]))["generated_text"] == said
     if "inline" in accepted:
@@ -159,26 +165,26 @@ def test_boto3_target_model(tmp_path: Path, venv: str) -> None:
             venv, "gateway/boto3_target_model.py", aws.url, "a", "b", "a", "nobody"
         )
 
-    assert [found["say"] for found in (a, b, again)] == ["I am a", "I am b", "I am a"]
+    assert [session["say"] for session in (a, b, again)] == ["I am a", "I am b", "I am a"]
     assert nobody["error"] == "ValidationError" and "nobody" in nobody["message"]
 
 
 @pytest.mark.parametrize("venv", ["current", "older"])
 def test_boto3_sessions(front: Front, said: str, venv: str) -> None:
-    found = run(venv, "gateway/boto3_session.py", front.urls[0])
+    results = run(venv, "gateway/boto3_session.py", front.urls[0])
     opened = re.fullmatch(
-        r"([0-9a-f-]{36}); Expires=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found["opened"]
+        r"([0-9a-f-]{36}); Expires=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", results["opened"]
     )
-    assert opened is not None and found["closed"] == opened[1]
-    assert found["text"] == found["streamed"] == said and found["fields"] == []
-    assert "X-Amzn-SageMaker-Session-Id" in found["refused"]
+    assert opened is not None and results["closed"] == opened[1]
+    assert results["text"] == results["streamed"] == said and results["fields"] == []
+    assert "X-Amzn-SageMaker-Session-Id" in results["refused"]
 
 
 def test_the_aws_cli(front: Front, said: str) -> None:
-    for found in front.run("older", "aws_cli.py", str(front.folder)):
-        plain = found["plain"]
-        refused = found["refused"]
-        waited = found["waited"]
+    for results in front.run("older", "aws_cli.py", str(front.folder)):
+        plain = results["plain"]
+        refused = results["refused"]
+        waited = results["waited"]
 
         assert plain["code"] == 0 and plain["text"] == said
         assert json.loads(plain["output"]) == {
@@ -194,32 +200,34 @@ def test_the_aws_cli(front: Front, said: str) -> None:
 
 
 def test_langchain_aws(front: Front, said: str, chatted: str) -> None:
-    for found in front.run("current", "langchain_aws_client.py"):
-        assert found["plain"] == found["streamed"] == said
-        assert found["chat"] == found["chat_streamed"] == chatted
-        assert "ModelError" in found["refused"] and "max_new_tokens" in found["refused"]
+    for results in front.run("current", "langchain_aws_client.py"):
+        assert results["plain"] == results["streamed"] == said
+        assert results["chat"] == results["chat_streamed"] == chatted
+        assert "ModelError" in results["refused"] and "max_new_tokens" in results["refused"]
 
 
 @pytest.mark.parametrize(
     ("venv", "major"), [("older", 2), ("current", 3)], ids=["sagemaker 2", "sagemaker 3"]
 )
 def test_the_sagemaker_sdk(front: Front, said: str, venv: str, major: int) -> None:
-    asked = front.folder / "asked by the sdk.json"
-    asked.write_text(json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS}}))
-    for found in front.run(venv, f"sagemaker{major}.py", asked.as_uri()):
-        assert found["plain"] == said
-        assert "ModelError" in found["refused"] and "max_new_tokens" in found["refused"]
-        assert json.loads(file_of(found["async"]))["generated_text"] == said
+    body_file = front.folder / "asked by the sdk.json"
+    body_file.write_text(
+        json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS}})
+    )
+    for results in front.run(venv, f"sagemaker{major}.py", body_file.as_uri()):
+        assert results["plain"] == said
+        assert "ModelError" in results["refused"] and "max_new_tokens" in results["refused"]
+        assert json.loads(file_of(results["async"]))["generated_text"] == said
 
         if major == 2:
-            assert found["djl"] == said
-            assert "".join(line["token"]["text"] for line in found["lines"]) == said
-            assert [json.loads(line) for line in found["bytes"].splitlines()] == found["lines"]
+            assert results["djl"] == said
+            assert "".join(line["token"]["text"] for line in results["lines"]) == said
+            assert [json.loads(line) for line in results["bytes"].splitlines()] == results["lines"]
         else:
-            assert found["status"] == "InService"
+            assert results["status"] == "InService"
             # A fault of version 3, whose method for streams cannot read any answer of the service.
             assert (
-                found["streamed"] == "AttributeError: 'EventStream' object has no attribute 'get'"
+                results["streamed"] == "AttributeError: 'EventStream' object has no attribute 'get'"
             )
 
 
@@ -229,29 +237,30 @@ def through_litellm(front: Front) -> Any:
 
 
 def test_litellm(through_litellm: Any, said: str, chatted: str) -> None:
-    for found in through_litellm:
-        assert (found["sagemaker"]["plain"], found["sagemaker_chat"]["plain"]) == (said, chatted)
-        assert "max_tokens must be at least 1" in found["sagemaker_chat"]["refused"]
-        assert (
-            "424 Failed Dependency" in found["sagemaker"]["refused"]
-        )  # its own handler then hides the body
+    for results in through_litellm:
+        assert (results["sagemaker"]["plain"], results["sagemaker_chat"]["plain"]) == (
+            said,
+            chatted,
+        )
+        assert "max_tokens must be at least 1" in results["sagemaker_chat"]["refused"]
+        # Its own handler then hides the body
+        assert "424 Failed Dependency" in results["sagemaker"]["refused"]
 
-    streamed = {place: found["streamed"] for place, found in through_litellm[0].items()}
+    streamed = {place: results["streamed"] for place, results in through_litellm[0].items()}
     assert streamed["sagemaker_chat"] == chatted
-    assert streamed["sagemaker"].replace(" ", "") == said.replace(
-        " ", ""
-    )  # it drops leading blanks and parts of blanks
+    # It drops leading blanks and parts of blanks
+    assert streamed["sagemaker"].replace(" ", "") == said.replace(" ", "")
 
 
 def test_litellm_loses_a_stream_whose_parts_are_not_one_record_each(through_litellm: Any) -> None:
     """A fault of litellm, which decodes each part alone. AWS promises nothing about the bounds of
     parts.
     """
-    for found in through_litellm[1:]:
-        assert (found["sagemaker"]["streamed"], found["sagemaker_chat"]["streamed"]) == ("", "")
+    for results in through_litellm[1:]:
+        assert (results["sagemaker"]["streamed"], results["sagemaker_chat"]["streamed"]) == ("", "")
 
 
 def test_openai(front: Front) -> None:
-    for found in front.run("current", "openai_client.py"):
-        assert found["plain"] and found["plain"] == found["streamed"]
-        assert "max_tokens" in found["refused"]
+    for results in front.run("current", "openai_client.py"):
+        assert results["plain"] and results["plain"] == results["streamed"]
+        assert "max_tokens" in results["refused"]

@@ -41,11 +41,11 @@ def test_the_page_names_the_versions_that_are_tested() -> None:
     section = (
         (ROOT / "docs" / "apis.md").read_text().partition("## Clients")[2].partition("\n## ")[0]
     )
-    named = re.findall(r"\b([a-z][a-z0-9_-]+) (\d+\.\d+\.\d+)", section)
-    assert len(named) == 17
+    packages = re.findall(r"\b([a-z][a-z0-9_-]+) (\d+\.\d+\.\d+)", section)
+    assert len(packages) == 17
 
     versions = {package["version"].partition("-")[0] for package in agents()}
-    for client, version in named:
+    for client, version in packages:
         of_client = {pins(lock).get(client.replace("_", "-")) for lock in NAMES}
         assert version in (
             versions if client in ("codex", "claude-code", "opencode") else of_client

@@ -23,7 +23,8 @@ CHROMIUM = shutil.which("chromium")
 KEY = "sk-one"
 
 pytestmark = [
-    pytest.mark.timeout(500),  # including the installation of a venv
+    # Including the installation of a venv
+    pytest.mark.timeout(500),
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
 ]
 
@@ -58,9 +59,13 @@ def seen(demo: Server, keyed: Host, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def answer(demo: Server) -> str:
     """The model's greedy answer, as a bare HTTP client gets it."""
-    asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
+    question = {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 8,
+        "temperature": 0,
+    }
     return str(
-        json.loads(demo.post(asked, "/v1/chat/completions").body)["choices"][0]["message"][
+        json.loads(demo.post(question, "/v1/chat/completions").body)["choices"][0]["message"][
             "content"
         ]
     )
@@ -105,8 +110,8 @@ def test_a_value_out_of_its_bounds_is_not_sent(seen: Any) -> None:
 
 def test_the_copied_programs_get_the_same_answer(seen: Any, answer: str) -> None:
     code = seen["chat"]["code"]
-    said = run_program(["bash", "-c", code["curl"]])
-    assert said.rstrip().endswith("data: [DONE]") and '"top_logprobs"' in said
+    output = run_program(["bash", "-c", code["curl"]])
+    assert output.rstrip().endswith("data: [DONE]") and '"top_logprobs"' in output
     assert run_program([str(python_of("current")), "-I", "-c", code["python"]]) == answer
     compile(code["boto3"], "boto3", "exec")
     assert "invoke_endpoint_with_response_stream(" in code["boto3"]
@@ -125,8 +130,12 @@ def test_stop_ends_the_generation_on_the_server(seen: Any, keyed: Host) -> None:
 
 
 def test_a_model_without_a_chat_template_completes(seen: Any) -> None:
-    found = seen["completion"]
-    assert (found["can_chat"], found["is_chosen"], found["answer"]) == (False, True, "hello")
+    completion = seen["completion"]
+    assert (completion["can_chat"], completion["is_chosen"], completion["answer"]) == (
+        False,
+        True,
+        "hello",
+    )
 
 
 def test_the_key_is_kept_nowhere(seen: Any) -> None:

@@ -23,7 +23,8 @@ CHECKS = (
     "unsupported_method",
 )
 CHAT_TEMPLATE = "{{ messages[0]['content'] }}"
-CONTEXT = 128  # tokens, so that no answer is long
+# Tokens, so that no answer is long
+CONTEXT = 128
 NUM_EXAMPLES = 6  # of each operation
 SETTINGS = """
 [checks.not_a_server_error]
@@ -56,11 +57,12 @@ def test_no_generated_request_finds_a_fault_of_the_server_or_an_answer_that_is_n
     url = f"http://127.0.0.1:{echo.port}/openapi.json"
     num_all = 1
     num_tested = 0
+    # A machine that others keep busy needs longer until every operation was reached
     for max_s in (
         35,
         105,
         315,
-    ):  # a machine that others keep busy needs longer until every operation was reached
+    ):
         if num_tested < num_all:
             num_all, num_tested = _run(program, url, max_s, tmp_path)
 

@@ -50,7 +50,8 @@ def _made(name: str) -> Path:
     exact = ["--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(lock)]
     if (uv := shutil.which("uv")) is not None:  # as scripts/install
         command = [uv, "pip", "install", "-q", "--python", str(python), *exact]
-    else:  # --no-compile: only a small part of the largest clients is ever imported
+    else:
+        # --no-compile: only a small part of the largest clients is ever imported
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
         command = [*pip, "install", "-qq", "--no-compile", *exact]
 
@@ -63,7 +64,7 @@ def run(venv: str, script: str, base_url: str, *arguments: str) -> Any:
     """Return the JSON that a script of this folder prints. Like a user's program, it can import
     nothing of ours.
     """
-    kept = {
+    environ = {
         name: value
         for name, value in os.environ.items()
         if name in ("PATH", "HOME", "LANG", "TMPDIR")
@@ -71,7 +72,8 @@ def run(venv: str, script: str, base_url: str, *arguments: str) -> Any:
     quiet = {
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "LANGSMITH_TRACING": "false",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it asks the network for a price list
+        # Otherwise it asks the network for a price list
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "AWS_ACCESS_KEY_ID": "nobody",
         "AWS_SECRET_ACCESS_KEY": "nothing",
         "AWS_DEFAULT_REGION": "us-east-1",
@@ -85,7 +87,7 @@ def run(venv: str, script: str, base_url: str, *arguments: str) -> Any:
         *arguments,
     ]
     done = subprocess.run(
-        command, env=kept | quiet, capture_output=True, text=True, timeout=RUN_TIMEOUT_S
+        command, env=environ | quiet, capture_output=True, text=True, timeout=RUN_TIMEOUT_S
     )
     assert done.returncode == 0, f"{script}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads(done.stdout)

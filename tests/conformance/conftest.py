@@ -149,7 +149,8 @@ def trtllm(profile: str) -> Iterator[Executor]:
         config = trtllm_config(
             additional_outputs=("hidden_states:context",),
             logits_post_processors="processors.py",
-            options={"disable_overlap_scheduler": "true"},  # for bad words of several tokens
+            # For bad words of several tokens
+            options={"disable_overlap_scheduler": "true"},
         )
         with executor_class(with_processors(tiny_model("llama_wide")), config) as executor:
             yield executor

@@ -79,11 +79,12 @@ def _title(name: str) -> str:
     return name.removeprefix("test_").replace("_", " ")
 
 
+# Fields that are no ability of an engine
 ABOUT_OTHERS = (
     "why_no_guides",
     "logits_post_processor_arrays",
     "embeddings",
-)  # fields that are no ability of an engine
+)
 
 
 def abilities(can: Capabilities) -> dict[str, str]:
@@ -106,7 +107,10 @@ def tables(engines: Mapping[str, Capabilities]) -> str:
     heads = [head(name) for name in engines]
     columns = [abilities(can) for can in engines.values()]
     can = [[f"`{name}`", *(column[name] for column in columns)] for name in columns[0]]
-    does = [[one.title, *(one.cell(each) for each in engines.values())] for one in behaviours()]
+    does = [
+        [behaviour.title, *(behaviour.cell(engine) for engine in engines.values())]
+        for behaviour in behaviours()
+    ]
     return "\n".join(
         [*_table(["capability", *heads], can), "", *_table(["behaviour", *heads], does)]
     )
@@ -127,5 +131,5 @@ def written() -> str:
 
 
 def write(text: str) -> None:
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+    before, _, tail = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{tail.partition(END)[2]}")

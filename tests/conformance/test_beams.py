@@ -35,9 +35,11 @@ def test_beams_are_ranked_by_their_log_probs_over_a_power_of_their_length(
     config = SamplingConfig(WIDTH, num_return_sequences=WIDTH, length_penalty=length_penalty)
     result = run(executor, sampling_config=config, output_config=LOG_PROBS)
     assert result.log_probs is not None and result.cum_log_probs is not None
-    assert [len(one) for one in result.log_probs] == [len(ids) for ids in result.output_token_ids]
-    assert result.cum_log_probs == pytest.approx([sum(one) for one in result.log_probs])
-    scores = [score(one, length_penalty) for one in result.log_probs]
+    assert [len(log_prob) for log_prob in result.log_probs] == [
+        len(ids) for ids in result.output_token_ids
+    ]
+    assert result.cum_log_probs == pytest.approx([sum(log_prob) for log_prob in result.log_probs])
+    scores = [score(log_prob, length_penalty) for log_prob in result.log_probs]
     assert scores == sorted(scores, reverse=True)
 
 
@@ -59,12 +61,15 @@ def test_fewer_beams_may_be_returned_than_are_searched(executor: Executor) -> No
 
 def test_a_streamed_search_restates_whole_beams(executor: Executor) -> None:
     whole = run(executor, sampling_config=SEARCH)
-    *rest, last = results(
+    *earlier, last = results(
         finish(executor, executor.enqueue_request(ask(streaming=True, sampling_config=SEARCH)))
     )
-    assert rest and all(not one.is_final and not one.is_sequence_final for one in rest)
+    assert earlier and all(
+        not earlier_result.is_final and not earlier_result.is_sequence_final
+        for earlier_result in earlier
+    )
 
-    for result in rest:
+    for result in earlier:
         assert (
             set(result.finish_reasons) == {FinishReason.NOT_FINISHED} and result.sequence_index == 0
         )
@@ -77,9 +82,8 @@ def test_a_streamed_search_restates_whole_beams(executor: Executor) -> None:
 
 
 def test_an_end_token_ends_a_beam_and_stays_in_it(executor: Executor) -> None:
-    config = SamplingConfig(
-        WIDTH, num_return_sequences=WIDTH, length_penalty=0.0
-    )  # short beams are better
+    # Short beams are better
+    config = SamplingConfig(WIDTH, num_return_sequences=WIDTH, length_penalty=0.0)
     end = run(executor, sampling_config=config).output_token_ids[0][2]
     result = run(executor, sampling_config=config, end_id=end)
     for ids, reason in zip(result.output_token_ids, result.finish_reasons, strict=True):

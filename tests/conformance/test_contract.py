@@ -49,7 +49,7 @@ def test_streamed_tokens_join_to_the_whole_answer(executor: Executor) -> None:
     whole = run(executor)
     streamed = results(finish(executor, executor.enqueue_request(ask(streaming=True))))
     assert [
-        one for result in streamed for one in result.output_token_ids[0]
+        token_id for result in streamed for token_id in result.output_token_ids[0]
     ] == whole.output_token_ids[0]
     assert [result.is_final for result in streamed] == [False] * (len(streamed) - 1) + [True]
     assert {result.finish_reasons[0] for result in streamed[:-1]} == {FinishReason.NOT_FINISHED}
@@ -106,7 +106,9 @@ def test_log_probs_are_parallel_to_the_tokens_of_each_result(
         for token_id, log_prob, top in zip(
             result.output_token_ids[0], result.log_probs[0], result.top_log_probs[0], strict=True
         ):
-            assert [(one.token_id, one.log_prob) for one in top] == [(token_id, log_prob)]  # greedy
+            assert [(top_token.token_id, top_token.log_prob) for top_token in top] == [
+                (token_id, log_prob)
+            ]  # greedy
 
         log_probs += result.log_probs[0]
         assert result.cum_log_probs[0] == pytest.approx(sum(log_probs))
@@ -120,30 +122,33 @@ def test_prompt_log_probs_stand_on_the_first_result_alone(
     executor: Executor, streaming: bool
 ) -> None:
     request = ask(streaming=streaming, output_config=OutputConfig(num_prompt_log_probs=0))
-    first, *rest = results(finish(executor, executor.enqueue_request(request)))
+    first, *later = results(finish(executor, executor.enqueue_request(request)))
     assert first.prompt_log_probs is not None and len(first.prompt_log_probs) == len(PROMPT)
     assert first.prompt_log_probs[0].log_prob is None
-    assert all(one.log_prob is not None and one.log_prob <= 0 for one in first.prompt_log_probs[1:])
-    assert all(result.prompt_log_probs is None for result in rest)
+    assert all(
+        log_prob.log_prob is not None and log_prob.log_prob <= 0
+        for log_prob in first.prompt_log_probs[1:]
+    )
+    assert all(result.prompt_log_probs is None for result in later)
 
 
 def test_prompts_of_different_salts_share_no_cached_token(executor: Executor) -> None:
     prompt = long_prompt(executor, 31)
-    first, other, again = (
+    first, elsewhere, again = (
         run(executor, input_token_ids=prompt, cache_salt=salt) for salt in ("a", "b", "a")
     )
-    assert first.num_cached_tokens == other.num_cached_tokens == 0
+    assert first.num_cached_tokens == elsewhere.num_cached_tokens == 0
     assert again.num_cached_tokens < len(prompt), "the last token is always computed"
-    assert first.output_token_ids == other.output_token_ids == again.output_token_ids
+    assert first.output_token_ids == elsewhere.output_token_ids == again.output_token_ids
 
 
 def test_cached_tokens_stand_on_the_first_result_alone(executor: Executor) -> None:
     for _ in range(2):
         request = ask(input_token_ids=long_prompt(executor, 37), max_tokens=100, streaming=True)
-        first, *rest = results(finish(executor, executor.enqueue_request(request)))
+        first, *later = results(finish(executor, executor.enqueue_request(request)))
 
     assert 0 <= first.num_cached_tokens < len(request.input_token_ids)
-    assert rest and all(result.num_cached_tokens == 0 for result in rest)
+    assert later and all(result.num_cached_tokens == 0 for result in later)
 
 
 def test_the_end_token_is_part_of_the_result(executor: Executor) -> None:
@@ -153,9 +158,8 @@ def test_the_end_token_is_part_of_the_result(executor: Executor) -> None:
     assert stopped.output_token_ids[0] == whole[: whole.index(end) + 1]
     assert stopped.finish_reasons == [FinishReason.END_ID]
     assert run(executor, end_ids=(whole[7], end)).finish_reasons == [FinishReason.END_ID]
-    assert run(executor).finish_reasons == [
-        FinishReason.LENGTH
-    ]  # an end id does not leak into the next request
+    # An end id does not leak into the next request
+    assert run(executor).finish_reasons == [FinishReason.LENGTH]
 
 
 def test_ignore_eos_runs_past_the_end_token(executor: Executor) -> None:
@@ -230,7 +234,8 @@ def test_an_id_of_a_wrong_type_is_refused_where_it_is_given(executor: Executor, 
         with pytest.raises(TypeError, match=f"wrong type.*{next(iter(fields))}"):
             executor.enqueue_request(ask(**fields))
 
-    if wrong is not True:  # Python's True is the id 1
+    # Python's True is the id 1
+    if wrong is not True:
         with pytest.raises(TypeError):
             executor.cancel_request(wrong)
 
@@ -241,8 +246,8 @@ def test_an_id_of_a_wrong_type_is_refused_where_it_is_given(executor: Executor, 
 
 def test_ids_of_numpy_are_ids(executor: Executor) -> None:
     plain = run(executor, end_id=9)
-    given = ask(input_token_ids=[np.int64(token_id) for token_id in PROMPT], end_id=np.int32(9))
-    request_id = executor.enqueue_request(given)
+    request = ask(input_token_ids=[np.int64(token_id) for token_id in PROMPT], end_id=np.int32(9))
+    request_id = executor.enqueue_request(request)
     assert finish(executor, request_id)[0].get_result().output_token_ids == plain.output_token_ids
     executor.cancel_request(np.int64(request_id))  # type: ignore[arg-type]
 
@@ -309,7 +314,7 @@ def test_waiting_for_several_ids_answers_in_their_order(executor: Executor) -> N
     ids = executor.enqueue_requests([ask(max_tokens=num) for num in (3, 1, 2)])
     batches = executor.await_responses(list(reversed(ids)), TIMEOUT_S)
     assert [[response.request_id for response in batch] for batch in batches] == [
-        [one] for one in reversed(ids)
+        [request_id] for request_id in reversed(ids)
     ]  # type: ignore[union-attr]
 
 
@@ -329,9 +334,9 @@ def test_waiting_ends_empty_after_its_time(executor: Executor) -> None:
     assert executor.await_responses([request_id, request_id], 0.02) == [[], []]
     assert executor.await_responses(timeout_s=0.02) == []
     assert 0.06 <= time.monotonic() - started < TIMEOUT_S
-    for one in request_ids:
-        executor.cancel_request(one)
-        finish(executor, one)
+    for waiting_id in request_ids:
+        executor.cancel_request(waiting_id)
+        finish(executor, waiting_id)
 
 
 def test_an_id_whose_end_was_handed_out_says_so(executor: Executor) -> None:
@@ -372,7 +377,9 @@ def test_responses_of_one_step_become_ready_together(executor: Executor) -> None
     num_compared = 0
     while num_final < 3:
         batch: list[Response] = executor.await_responses(timeout_s=TIMEOUT_S)  # type: ignore[assignment]
-        counts = [sum(response.request_id == one for response in batch) for one in ids]
+        counts = [
+            sum(response.request_id == request_id for response in batch) for request_id in ids
+        ]
         num_final += sum(response.is_final for response in batch)
         if len(begun) == 3 and num_final == 0:
             assert counts[0] == counts[1] == counts[2] > 0
@@ -425,7 +432,7 @@ def test_each_sequence_of_a_request_ends_for_itself_and_the_last_end_is_final(
     for result in whole:
         pieces = [part for part in streamed if part.sequence_index == result.sequence_index]
         assert [
-            one for part in pieces for one in part.output_token_ids[0]
+            token_id for part in pieces for token_id in part.output_token_ids[0]
         ] == result.output_token_ids[0]
 
 
@@ -472,12 +479,16 @@ def test_neighbours_change_nothing(executor: Executor) -> None:
         )
         for index in range(8)
     ]
-    together = [results(finish(executor, one))[0] for one in executor.enqueue_requests(requests)]
+    together = [
+        results(finish(executor, request_id))[0]
+        for request_id in executor.enqueue_requests(requests)
+    ]
     alone = [
         results(finish(executor, executor.enqueue_request(request)))[0] for request in requests
     ]
     for result in together + alone:
-        result.num_cached_tokens = 0  # the second time more is cached
+        # The second time more is cached
+        result.num_cached_tokens = 0
 
     assert together == alone
 
@@ -486,13 +497,12 @@ def test_statistics_are_drained_and_count_the_work(executor: Executor) -> None:
     finish(executor, executor.enqueue_request(ask(max_tokens=5)))
     wait = executor.get_latest_iteration_stats()
 
-    assert sum(one.num_context_tokens + one.num_reused_tokens for one in wait) == len(PROMPT)
-    assert (
-        sum(one.num_generation_tokens for one in wait) == 4
-    )  # the first token comes with the prompt
-    assert sum(one.num_completed_requests for one in wait) == 1
-    assert [one.iter for one in wait] == list(range(wait[0].iter, wait[0].iter + len(wait)))
-    assert all(one.max_num_active_requests == executor.info.max_num_sequences for one in wait)
+    assert sum(stats.num_context_tokens + stats.num_reused_tokens for stats in wait) == len(PROMPT)
+    # The first token comes with the prompt
+    assert sum(stats.num_generation_tokens for stats in wait) == 4
+    assert sum(stats.num_completed_requests for stats in wait) == 1
+    assert [stats.iter for stats in wait] == list(range(wait[0].iter, wait[0].iter + len(wait)))
+    assert all(stats.max_num_active_requests == executor.info.max_num_sequences for stats in wait)
     assert (wait[-1].num_active_requests, wait[-1].num_queued_requests) == (0, 0)
     assert executor.get_latest_iteration_stats() == []
 
@@ -503,7 +513,7 @@ def test_responses_go_to_whoever_takes_them_step_by_step_to_the_last(fresh: Exec
 
     def take(responses: list[Response]) -> None:
         steps.append(responses)
-        if sum(one.is_final for step in steps for one in step) == 3:
+        if sum(response.is_final for step in steps for response in step) == 3:
             is_over.set()
 
     fresh.pass_responses_to(take)
@@ -511,11 +521,17 @@ def test_responses_go_to_whoever_takes_them_step_by_step_to_the_last(fresh: Exec
     assert is_over.wait(TIMEOUT_S)
 
     answers = [
-        [one for step in steps for one in step if one.request_id == request_id]
+        [
+            one_response
+            for step in steps
+            for one_response in step
+            if one_response.request_id == request_id
+        ]
         for request_id in ids
     ]
     num_tokens = [
-        sum(len(one.output_token_ids[0]) for one in results(answer)) for answer in answers
+        sum(len(one_response.output_token_ids[0]) for one_response in results(answer))
+        for answer in answers
     ]
 
     assert num_tokens == [8] * 3 and all(answer[-1].is_final for answer in answers)
@@ -524,7 +540,12 @@ def test_responses_go_to_whoever_takes_them_step_by_step_to_the_last(fresh: Exec
 
     running = fresh.enqueue_request(endless(fresh))
     fresh.shutdown()
-    [last] = [one for step in steps for one in step if one.request_id == running]
+    [last] = [
+        one_response
+        for step in steps
+        for one_response in step
+        if one_response.request_id == running
+    ]
 
     assert (
         last.is_final
@@ -553,7 +574,7 @@ def test_shutdown_wakes_who_waits_ends_what_is_left_and_accepts_nothing_more(
         request_id,
         *queued,
     }
-    assert all(one.finish_reasons == [FinishReason.CANCELLED] for one in results(responses))
+    assert all(result.finish_reasons == [FinishReason.CANCELLED] for result in results(responses))
     assert not fresh.can_enqueue_requests()
 
     with pytest.raises(RuntimeError, match="shut down"):

@@ -76,10 +76,14 @@ def test_an_answer_fits_its_json_schema_or_begins_a_value_that_does(
         text = re.sub(
             r"\s",
             "",
-            tokenizer.decode([one for one in result.output_token_ids[0] if one != END_ID]),
+            tokenizer.decode(
+                [token_id for token_id in result.output_token_ids[0] if token_id != END_ID]
+            ),
         )
 
-        assert any(one.startswith(text) for one in texts), "it may have spaces without end"
+        assert any(token_id.startswith(text) for token_id in texts), (
+            "it may have spaces without end"
+        )
         assert result.finish_reasons == [FinishReason.LENGTH] or text in texts
 
 
@@ -89,7 +93,9 @@ def test_an_answer_in_json_is_a_value_or_begins_one(
 ) -> None:
     for seed in SEEDS:
         result = guided(executor, GuideType.JSON, None, seed)
-        text = tokenizer.decode([one for one in result.output_token_ids[0] if one != END_ID])
+        text = tokenizer.decode(
+            [token_id for token_id in result.output_token_ids[0] if token_id != END_ID]
+        )
         if result.finish_reasons == [FinishReason.END_ID]:
             json.loads(text)
 

@@ -23,7 +23,9 @@ def test_a_named_processor_changes_the_logits_of_its_requests_only(executor: Exe
 def test_the_batched_processor_serves_all_requests_that_name_it(executor: Executor) -> None:
     requests = [ask(logits_post_processor_name=Request.BATCHED_POST_PROCESSOR_NAME)] * 2 + [ask()]
     ids = executor.enqueue_requests(requests)
-    [*forced, plain] = [results(finish(executor, one))[0].output_token_ids for one in ids]
+    [*forced, plain] = [
+        results(finish(executor, request_id))[0].output_token_ids for request_id in ids
+    ]
     assert forced == [[[7] * 8]] * 2 and plain == run(executor).output_token_ids
 
 
@@ -32,7 +34,7 @@ def test_the_batched_processor_serves_all_requests_that_name_it(executor: Execut
 def test_log_probs_are_the_models_own_and_not_the_processors(executor: Executor) -> None:
     output = OutputConfig(return_log_probs=True)
     result = run(executor, logits_post_processor_name="only_seven", output_config=output)
-    assert result.log_probs is not None and all(one < 0 for one in result.log_probs[0])
+    assert result.log_probs is not None and all(log_prob < 0 for log_prob in result.log_probs[0])
 
 
 @needs("logits_post_processors")

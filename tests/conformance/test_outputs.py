@@ -84,8 +84,13 @@ def test_a_streamed_result_carries_the_rows_of_its_new_tokens(executor: Executor
 def test_an_additional_output_has_rows_for_the_context_and_for_the_generation(
     executor: Executor, streaming: bool
 ) -> None:
-    declared = next(one for one in executor.capabilities.additional_outputs if one.gather_context)
-    prompt = tuple(token_id + 100 for token_id in PROMPT)  # nothing of it is cached
+    declared = next(
+        output_facts
+        for output_facts in executor.capabilities.additional_outputs
+        if output_facts.gather_context
+    )
+    # Nothing of it is cached
+    prompt = tuple(token_id + 100 for token_id in PROMPT)
     output = OutputConfig(
         additional_model_outputs=(AdditionalModelOutput(declared.name, gather_context=True),)
     )
@@ -93,12 +98,14 @@ def test_an_additional_output_has_rows_for_the_context_and_for_the_generation(
         input_token_ids=prompt, streaming=streaming, output_config=output, cache_salt=f"{streaming}"
     )
     parts = results(finish(executor, executor.enqueue_request(request)))
-    first, *rest = [part.additional_outputs or {} for part in parts]
+    first, *later = [part.additional_outputs or {} for part in parts]
     context = f"context_{declared.name}"
     generation = f"generation_{declared.name}"
-    assert first[context].shape[0] == len(prompt) and all(context not in one for one in rest)
+    assert first[context].shape[0] == len(prompt) and all(
+        context not in output_facts for output_facts in later
+    )
 
-    for part, outputs in zip(parts, [first, *rest], strict=True):
+    for part, outputs in zip(parts, [first, *later], strict=True):
         assert outputs[generation].shape[-2] == len(part.output_token_ids[0])
 
 
@@ -122,9 +129,9 @@ def test_nothing_is_carried_that_was_not_asked_for(executor: Executor) -> None:
 def test_times_stand_on_the_last_result_in_their_order(executor: Executor, streaming: bool) -> None:
     before = time.monotonic()
     request = ask(streaming=streaming, output_config=OutputConfig(return_perf_metrics=True))
-    *rest, last = results(finish(executor, executor.enqueue_request(request)))
+    *earlier, last = results(finish(executor, executor.enqueue_request(request)))
     metrics = last.request_perf_metrics
-    assert metrics is not None and all(one.request_perf_metrics is None for one in rest)
+    assert metrics is not None and all(result.request_perf_metrics is None for result in earlier)
 
     times = [
         before,
@@ -134,7 +141,7 @@ def test_times_stand_on_the_last_result_in_their_order(executor: Executor, strea
         metrics.last_token_time,
         time.monotonic(),
     ]
-    known = [one for one in times if one is not None]
+    known_times = [result for result in times if result is not None]
 
-    assert len(known) == len(times) and known == sorted(known)
+    assert len(known_times) == len(times) and known_times == sorted(known_times)
     assert 0 <= metrics.num_reused_tokens < len(PROMPT)

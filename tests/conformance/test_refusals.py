@@ -65,7 +65,8 @@ ASKING: dict[Need, tuple[str, dict[str, Any]]] = {
     },
 }
 NOWHERE: list[tuple[str, dict[str, Any]]] = [
-    asking("pooling_params", PoolingParams()),  # these engines have models that generate
+    # These engines have models that generate
+    asking("pooling_params", PoolingParams()),
     asking("prompt_tuning_config", PromptTuningConfig([[0.0]])),
     asking("external_draft_tokens_config", ExternalDraftTokensConfig((1,))),
     asking("output_config.return_encoder_output", True),
@@ -83,7 +84,8 @@ def test_every_capability_has_a_request_that_needs_it() -> None:
         "logits_post_processor_arrays",
         "embeddings",
     }
-    bounds |= {"penalties"}  # an engine that lacks them says by itself why
+    # An engine that lacks them says by itself why
+    bounds |= {"penalties"}
     promises = {
         "log_probs_before_processors",
         "adapter_pins",

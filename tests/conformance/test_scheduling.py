@@ -36,25 +36,30 @@ def test_an_urgent_request_overtakes_those_that_wait(executor: Executor) -> None
 
     assert ended.index(urgent) < ended.index(later)
 
-    executor.await_responses([one for one in busy if one not in ended], TIMEOUT_S)
+    executor.await_responses(
+        [request_id for request_id in busy if request_id not in ended], TIMEOUT_S
+    )
 
 
 def stages(executor: Executor, request_id: int) -> list[RequestStats]:
     return [
-        one
+        request_stats
         for iteration in executor.get_latest_request_stats()
-        for one in iteration.request_stats
-        if one.id == request_id
+        for request_stats in iteration.request_stats
+        if request_stats.id == request_id
     ]
 
 
 def test_a_request_is_told_to_be_complete_exactly_once(executor: Executor) -> None:
     request_id = executor.enqueue_request(ask(max_tokens=5))
     finish(executor, request_id)
-    run(executor)  # a later step, in which the first request must not stand
-    told = stages(executor, request_id)
-    assert [one.stage for one in told].count(COMPLETE) == 1 and told[-1].stage == COMPLETE
-    assert told[-1].num_generated_tokens == 5
+    # A later step, in which the first request must not stand
+    run(executor)
+    told_stages = stages(executor, request_id)
+    assert [stage.stage for stage in told_stages].count(COMPLETE) == 1 and told_stages[
+        -1
+    ].stage == COMPLETE
+    assert told_stages[-1].num_generated_tokens == 5
     assert executor.get_latest_request_stats() == []
 
 
@@ -98,13 +103,13 @@ def test_retention_changes_no_token(executor: Executor) -> None:
     for prompt in (PROMPT, long_prompt(executor, 41)):
         plain = run(executor, input_token_ids=prompt, cache_salt="plain").output_token_ids
         for _ in range(2):
-            kept = run(
+            reused = run(
                 executor,
                 input_token_ids=prompt,
                 cache_salt="kept",
                 kv_cache_retention_config=retention,
             )
-            assert kept.output_token_ids == plain
+            assert reused.output_token_ids == plain
 
 
 @needs("seed")

@@ -34,10 +34,12 @@ def test_the_readme_says_what_this_engine_can_and_does(
 ) -> None:
     column = request.node.callspec.params["shared"]
     if column not in ENGINES:
-        return  # an engine of the tests
+        # An engine of the tests
+        return
 
     if column == "lmi-dist" and not executor.info.kernels.startswith("native"):
-        return  # the table tells of native kernels
+        # The table tells of native kernels
+        return
 
     can = msgspec.structs.replace(executor.capabilities, lora=column in ADAPTABLE)
     assert _column(written(), column) == _column(tables({column: can}), column), HOW

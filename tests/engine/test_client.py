@@ -120,9 +120,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def results(stream: ResponseStream) -> list[Result]:
-    taken: list[Result] = []
-    await asyncio.wait_for(stream.forward(taken.append), 60)
-    return taken
+    results_taken: list[Result] = []
+    await asyncio.wait_for(stream.forward(results_taken.append), 60)
+    return results_taken
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -152,13 +152,16 @@ def test_each_stream_gets_its_own_responses_in_order(tmp_path: Path) -> None:
 def test_a_result_is_taken_in_the_turn_of_its_frame_and_wakes_no_task(tmp_path: Path) -> None:
     async def test() -> None:
         async with engines(tmp_path) as (client, [engine], _):
-            taken: list[Result] = []
+            results_taken: list[Result] = []
             first = client.submit(REQUEST)
             second = client.submit(REQUEST)
-            tasks = [asyncio.create_task(each.forward(taken.append)) for each in (first, second)]
+            tasks = [
+                asyncio.create_task(stream.forward(results_taken.append))
+                for stream in (first, second)
+            ]
             await until(lambda: len(engine.heard) == 2)
             client.open[0].take(encode(Responses([token(0, 5), token(1, 7)])))
-            assert [result.output_token_ids for result in taken] == [[[5]], [[7]]]
+            assert [result.output_token_ids for result in results_taken] == [[[5]], [[7]]]
 
             client.open[0].take(
                 encode(Responses([token(0, 6, is_final=True), token(1, 8, is_final=True)]))
@@ -174,10 +177,10 @@ def test_results_wait_in_order_while_a_slow_client_holds_up_their_stream(tmp_pat
             reads_on = asyncio.Event()
             slow = client.submit(REQUEST)
             fast = client.submit(REQUEST)
-            taken: list[int] = []
+            token_ids: list[int] = []
 
             def take(result: Result) -> Awaitable[None] | None:
-                taken.extend(result.output_token_ids[0])
+                token_ids.extend(result.output_token_ids[0])
                 return None if reads_on.is_set() else reads_on.wait()
 
             task = asyncio.create_task(slow.forward(take))  # type: ignore[arg-type]
@@ -192,12 +195,12 @@ def test_results_wait_in_order_while_a_slow_client_holds_up_their_stream(tmp_pat
                     ]
                 )
             )
-            assert len(await results(fast)) == 1 and taken == [1]
+            assert len(await results(fast)) == 1 and token_ids == [1]
 
             reads_on.set()
             await asyncio.wait_for(task, 60)
 
-            assert taken == [1, 2, 3]
+            assert token_ids == [1, 2, 3]
 
     run(test)
 
@@ -226,7 +229,7 @@ def test_an_error_while_a_result_is_taken_ends_only_its_stream(tmp_path: Path) -
     async def test() -> None:
         async with engines(tmp_path) as (client, [engine], _):
             failing = client.submit(REQUEST)
-            other = client.submit(REQUEST)
+            neighbour = client.submit(REQUEST)
             task = asyncio.create_task(
                 failing.forward(lambda result: [][result.output_token_ids[0][0]])
             )
@@ -240,7 +243,7 @@ def test_an_error_while_a_result_is_taken_ends_only_its_stream(tmp_path: Path) -
             assert engine.heard[2] == Cancel(0)
 
             engine.say(Responses([token(1, 8, is_final=True)]))
-            assert len(await results(other)) == 2
+            assert len(await results(neighbour)) == 2
 
     run(test)
 
@@ -249,10 +252,10 @@ def test_a_stream_that_is_closed_while_it_takes_a_result_takes_no_more(tmp_path:
     async def test() -> None:
         async with engines(tmp_path) as (client, [engine], _):
             stream = client.submit(REQUEST)
-            taken: list[Result] = []
+            results_taken: list[Result] = []
 
             def take(result: Result) -> None:
-                taken.append(result)
+                results_taken.append(result)
                 stream.close()
 
             task = asyncio.create_task(stream.forward(take))
@@ -261,7 +264,7 @@ def test_a_stream_that_is_closed_while_it_takes_a_result_takes_no_more(tmp_path:
             await asyncio.wait_for(task, 60)
             await until(lambda: len(engine.heard) == 2)
 
-            assert engine.heard[1] == Cancel(0) and len(taken) == 1
+            assert engine.heard[1] == Cancel(0) and len(results_taken) == 1
 
     run(test)
 
@@ -337,7 +340,9 @@ def test_a_prompt_goes_to_the_engine_that_has_had_its_beginning_unless_that_has_
             def slot_of(request: Request) -> int:
                 streams.append(client.submit(request))
                 return next(
-                    slot for slot, one in client.open.items() if one is streams[-1].connection
+                    slot
+                    for slot, connection in client.open.items()
+                    if connection is streams[-1].connection
                 )
 
             streams: list[ResponseStream] = []
@@ -346,7 +351,7 @@ def test_a_prompt_goes_to_the_engine_that_has_had_its_beginning_unless_that_has_
             for stream in streams:
                 stream.close()
 
-            assert [slot_of(each) for each in (second, first, second)] == [1, 0, 1]
+            assert [slot_of(next_stream) for next_stream in (second, first, second)] == [1, 0, 1]
             assert slot_of(second) == 0, (
                 "to compute its beginning again takes less than what is queued before it"
             )
@@ -383,7 +388,9 @@ def test_front_ends_share_what_they_know_of_cached_prompts(tmp_path: Path) -> No
             def slot_of(front_end: Engines, request: Request) -> int:
                 stream = front_end.submit(request)
                 slot = next(
-                    slot for slot, one in front_end.open.items() if one is stream.connection
+                    slot
+                    for slot, connection in front_end.open.items()
+                    if connection is stream.connection
                 )
                 stream.close()
                 return slot
@@ -443,7 +450,8 @@ def test_an_engine_that_has_had_a_block_has_had_those_before_it_whose_place_is_t
     table = PrefixTable()
     keys = keys_of(Request((7,) * 640, 8))
     table.note(keys, 0)
-    table.note([keys[3] + (1 << 40)], 1)  # of another prompt, at the same place
+    # Of another prompt, at the same place
+    table.note([keys[3] + (1 << 40)], 1)
     assert table.num_known_blocks(keys, 2) == [10, 0]
     table.note(keys[:2], 1)
     assert table.num_known_blocks(keys, 2) == [10, 2]
@@ -461,18 +469,21 @@ def test_requests_of_one_prompt_cache_key_go_to_one_engine_while_the_loads_allow
                 request = Request((first_token, *range(1000)), 16)
                 streams.append(client.submit(request, prompt_cache_key=key))
                 return next(
-                    slot for slot, one in client.open.items() if one is streams[-1].connection
+                    slot
+                    for slot, connection in client.open.items()
+                    if connection is streams[-1].connection
                 )
 
             streams: list[ResponseStream] = []
             for key in ("conversation-1", "conversation-2", "conversation-3", "conversation-4"):
-                own = slot_of(key, range(3))
-                for first_token in range(4):  # prompts that share nothing
-                    assert slot_of_next(first_token, key) == own
+                own_slot = slot_of(key, range(3))
+                # Prompts that share nothing
+                for first_token in range(4):
+                    assert slot_of_next(first_token, key) == own_slot
                     streams.pop().close()
 
-                assert slot_of_next(5, key) == own
-                assert slot_of_next(6, key) != own, "others wait for nothing"
+                assert slot_of_next(5, key) == own_slot
+                assert slot_of_next(6, key) != own_slot, "others wait for nothing"
 
                 for stream in streams:
                     stream.close()

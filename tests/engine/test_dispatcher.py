@@ -107,17 +107,21 @@ def test_who_asks_is_told_the_place_in_the_queue_and_how_far_the_prompt_is(tmp_p
         for number in range(3):
             dispatcher.submit(connection, Submit(number, Request((1, 2), 4), Origin()))
 
-        for number in (2, 1, 0, 7):  # the last one is of nobody
+        # The last one is of nobody
+        for number in (2, 1, 0, 7):
             connection.take(encode(AskStatus(number)))
 
-        told = [
-            (each.request_id, each.status)
-            for each in connection.messages
-            if isinstance(each, RequestStatus)
+        told_messages = [
+            (message.request_id, message.status)
+            for message in connection.messages
+            if isinstance(message, RequestStatus)
         ]
-        assert told[:2] == [(2, WaitStatus(2, 0, 0, 2, None)), (1, WaitStatus(2, 0, 0, 1, None))]
+        assert told_messages[:2] == [
+            (2, WaitStatus(2, 0, 0, 2, None)),
+            (1, WaitStatus(2, 0, 0, 1, None)),
+        ]
 
-        [(number, running)] = told[2:]
+        [(number, running)] = told_messages[2:]
         assert (number, running.num_prompt_tokens, running.queue_position) == (0, 2, 0)
 
     with EchoExecutor() as executor:

@@ -39,7 +39,9 @@ async def front_end(folder: Path, executor: Executor) -> AsyncIterator[Engines]:
     engines = Engines([path], block.engines)
     await engines.start()
     async with asyncio.timeout(TIMEOUT_S):
-        while not [one for one in engines.open.values() if one.info is not None]:
+        while not [
+            connection for connection in engines.open.values() if connection.info is not None
+        ]:
             await asyncio.sleep(0.005)
 
     try:
@@ -50,11 +52,11 @@ async def front_end(folder: Path, executor: Executor) -> AsyncIterator[Engines]:
 
 
 async def results(stream: ResponseStream) -> list[Result]:
-    taken: list[Result] = []
+    results_taken: list[Result] = []
     async with asyncio.timeout(TIMEOUT_S):
-        await stream.forward(taken.append)
+        await stream.forward(results_taken.append)
 
-    return taken
+    return results_taken
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -65,5 +65,5 @@ def test_a_prompt_whose_beginning_was_cached_is_not_told(caplog: pytest.LogCaptu
 
 def test_the_oldest_prompts_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     draw = random.Random(3)
-    others = [prompt(draw.choices(range(30_000), k=1200)) for _ in range(MAX_KNOWN_WINDOWS)]
-    assert num_told(caplog, prompt([5], SYSTEM), *others, prompt([6], SYSTEM)) == 0
+    other_prompts = [prompt(draw.choices(range(30_000), k=1200)) for _ in range(MAX_KNOWN_WINDOWS)]
+    assert num_told(caplog, prompt([5], SYSTEM), *other_prompts, prompt([6], SYSTEM)) == 0

@@ -67,11 +67,13 @@ class Engine:
             keeps_short=bool(options.get("keeps_short", True)),
         )
         self.ends: list[tuple[str, QueueEntry, float]] = []
-        self.first_s: dict[QueueEntry, float] = {}  # from the arrival to the first token
+        # From the arrival to the first token
+        self.first_s: dict[QueueEntry, float] = {}
         self._step_s = step_s
         self._now = 0.0
         self._looked_s = 0.0
-        self.slow_s = math.inf, math.inf  # from when to when a step takes four times as long
+        # From when to when a step takes four times as long
+        self.slow_s = math.inf, math.inf
         self._running: dict[QueueEntry, int] = {}  # tokens to come
         self._tokens: dict[QueueEntry, int] = {}
         self._departures: list[tuple[float, int, QueueEntry]] = []
@@ -144,11 +146,11 @@ class Engine:
 def poisson(rate: float, until_s: float, *, seed: int = 1, **more: object) -> list[Arrival]:
     draw = random.Random(seed)
     at_s = 0.0
-    found = []
+    arrivals = []
     while (at_s := at_s + draw.expovariate(rate)) < until_s:
-        found.append(arrival(at_s, **more))  # type: ignore[arg-type]
+        arrivals.append(arrival(at_s, **more))  # type: ignore[arg-type]
 
-    return found
+    return arrivals
 
 
 def whole_between(engine: Engine, from_s: float, to_s: float) -> float:
@@ -180,9 +182,8 @@ def test_who_is_refused_under_a_lasting_load_is_refused_at_once(patience_s: floa
 
 
 def test_a_batch_that_takes_longer_than_clients_wait_gets_smaller() -> None:
-    engine = Engine(
-        step_s=0.06
-    )  # a full batch answers after 5.4 s, less than half of one after 4 s, 7 a second
+    # A full batch answers after 5.4 s, less than half of one after 4 s, 7 a second
+    engine = Engine(step_s=0.06)
     engine.run(poisson(20, 30, patience_s=5.0, num_tokens=48), 30)
     assert sum(end == "whole" and at_s > 15 for end, _, at_s in engine.ends) >= 15 * 5
 
@@ -209,7 +210,10 @@ def test_a_load_that_fits_is_refused_nothing() -> None:
 
 def test_answers_that_end_early_are_not_counted_as_long() -> None:
     engine = Engine()
-    arrivals = [arrival(one.at_s, max_tokens=2048) for one in poisson(0.9 * CAPACITY, 30)]
+    arrivals = [
+        arrival(light_arrival.at_s, max_tokens=2048)
+        for light_arrival in poisson(0.9 * CAPACITY, 30)
+    ]
     assert set(engine.run(arrivals, 60)) == {"whole"}
 
 
@@ -247,7 +251,7 @@ def test_a_light_client_beside_two_hogs_waits_for_no_answer_of_theirs(num_sequen
     light = [arrival(2.0 + i, "light", num_tokens=8) for i in range(20)]
     engine.run(hog("hog 0", 0.0, num_sequences) + hog("hog 1", 1.9, num_sequences) + light, 30)
     step_s = STEP_S + (PLACES + 20) * ROW_S + PLACES // num_sequences * PROMPT * PROMPT_TOKEN_S
-    assert all(engine.first_s[one.entry] <= 2 * step_s for one in light)
+    assert all(engine.first_s[light_arrival.entry] <= 2 * step_s for light_arrival in light)
 
 
 def test_a_short_step_of_express_requests_counts_as_a_part_of_the_next_step() -> None:
@@ -329,7 +333,7 @@ def test_without_express_places_a_light_client_is_the_next_when_a_place_is_free(
     light = [arrival(2.0 + 3 * i, "light", num_tokens=8) for i in range(8)]
     engine.run(hogs() + light, 60)
     answer_s = 200 * (STEP_S + (PLACES + 16) * ROW_S)
-    assert all(engine.first_s[one.entry] <= answer_s for one in light)
+    assert all(engine.first_s[light_arrival.entry] <= answer_s for light_arrival in light)
 
 
 def test_clients_who_always_have_more_get_equal_parts_of_the_engine() -> None:
@@ -491,7 +495,8 @@ def test_the_place_of_each_who_waits_is_that_in_which_all_start() -> None:
             [started] = queue.start(1.0)
             assert places[started] == place
 
-            for _ in range(started.max_tokens):  # the answer is as long as it may be
+            # The answer is as long as it may be
+            for _ in range(started.max_tokens):
                 queue.note_step(0.01, 0, 1)
 
             queue.remove(started, 1.0)

@@ -199,7 +199,8 @@ def test_a_loaded_engine_says_so_in_its_record_and_reports_its_stages(start: Sta
     report = worker.runtime.read_report(0)
     assert report.engine == "echo" and 1.9 < report.stages_s["weights"] < TIMEOUT_S
     lines = [line for line in worker.errors.read_text().splitlines() if "weights" in line]
-    assert 1 <= len(lines) <= 1 + int(report.stages_s["weights"])  # at most one a second
+    # At most one a second
+    assert 1 <= len(lines) <= 1 + int(report.stages_s["weights"])
     assert worker.record.pid == worker.process.pid and worker.record.stage == ""
 
 
@@ -333,7 +334,8 @@ def test_a_step_that_raises_ends_its_requests_with_an_error_and_the_engine_goes_
 def test_an_executor_that_gives_up_ends_the_worker_after_its_last_words(worker: Worker) -> None:
     front_end = worker.connect()
     front_end.next()
-    for i in range(3):  # three failed steps in a row
+    # Three failed steps in a row
+    for i in range(3):
         front_end.send(Submit(i, request(5, prompt=(FAULT,))))
         assert final(front_end.outputs(until_final=1)).error is not None
 

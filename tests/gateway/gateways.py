@@ -44,7 +44,7 @@ class Gateway:
 
     def client(self, service: str, **credentials: str) -> Any:
         """AWS's client, with only an endpoint URL set. It tries once."""
-        given = {
+        arguments = {
             "aws_access_key_id": "AKIDEXAMPLE",
             "aws_secret_access_key": "a-secret",
             **credentials,
@@ -53,7 +53,7 @@ class Gateway:
             retries={"total_max_attempts": 1}, read_timeout=TIMEOUT_S, max_pool_connections=64
         )
         return boto3.client(
-            service, endpoint_url=self.url, region_name=REGION, config=config, **given
+            service, endpoint_url=self.url, region_name=REGION, config=config, **arguments
         )
 
     @cached_property
@@ -139,7 +139,10 @@ class Seen:
     body: bytes
 
     def header(self, name: str) -> str | None:
-        return next((value for other, value in self.headers if other.lower() == name.lower()), None)
+        return next(
+            (value for header_name, value in self.headers if header_name.lower() == name.lower()),
+            None,
+        )
 
 
 class Talk(BaseHTTPRequestHandler):
@@ -230,7 +233,8 @@ def then_silent(script: Script) -> Script:
     """Answer as far as the script goes, then wait until the gateway leaves."""
 
     def answer(talk: Talk) -> None:
-        with suppress(ConnectionError):  # it left before the script's end
+        # It left before the script's end
+        with suppress(ConnectionError):
             script(talk)
 
         talk.wait_until_left()

@@ -85,7 +85,9 @@ class ModelServer:
     def _describe(self, name: str) -> tuple[int, object]:
         with self._lock:
             described = [
-                self._described(each) for each in sorted(self.loaded) if name in ("", each)
+                self._described(model_name)
+                for model_name in sorted(self.loaded)
+                if name in ("", model_name)
             ]
 
         if not name:

@@ -60,8 +60,10 @@ class Place:
         self.outputs = outputs
 
     def invoke(self, body: bytes | None = None, **parameters: Any) -> dict[str, Any]:
-        given = parameters if body is None else {"Body": body, **parameters}
-        answer: dict[str, Any] = self.aws.runtime.invoke_endpoint_async(EndpointName="any", **given)
+        arguments = parameters if body is None else {"Body": body, **parameters}
+        answer: dict[str, Any] = self.aws.runtime.invoke_endpoint_async(
+            EndpointName="any", **arguments
+        )
         return answer
 
     def outcome(self, accepted: dict[str, Any]) -> bytes | dict[str, Any]:
@@ -76,8 +78,8 @@ class Place:
         if output.exists():
             return output.read_bytes()
 
-        found: dict[str, Any] = json.loads(failure.read_bytes())
-        return found
+        failure_body: dict[str, Any] = json.loads(failure.read_bytes())
+        return failure_body
 
 
 def path_of(location: str) -> Path:
@@ -119,20 +121,21 @@ def test_an_inline_body_is_accepted_with_the_places_of_its_files_and_becomes_an_
     assert re.fullmatch(UUID, accepted["InferenceId"])
 
     root = place.outputs.as_uri()
-    assert (found := re.fullmatch(f"{root}/({UUID}).out", accepted["OutputLocation"]))
-    assert accepted["FailureLocation"] == f"{root}/{found[1]}-error.out"
+    assert (match := re.fullmatch(f"{root}/({UUID}).out", accepted["OutputLocation"]))
+    assert accepted["FailureLocation"] == f"{root}/{match[1]}-error.out"
     assert place.outcome(accepted) == b'{"generated_text": "hello"}'
-    assert not list(place.outputs.glob(".*"))  # of its file while it was written
+    # Of its file while it was written
+    assert not list(place.outputs.glob(".*"))
 
-    seen = place.container.seen[-1]
-    assert (seen.method, seen.path, seen.body) == ("POST", "/invocations", b"{}")
+    request = place.container.seen[-1]
+    assert (request.method, request.path, request.body) == ("POST", "/invocations", b"{}")
 
     names = {"content-type": "application/json", "accept": "text/plain"}
-    given = {name.lower(): value for name, value in seen.headers}
+    headers = {name.lower(): value for name, value in request.headers}
 
-    assert given.pop("host") and given.pop("content-length") == "2"
-    assert given.pop("x-lmi-endpoint-name") == "any"
-    assert given == {**names, "x-amzn-sagemaker-custom-attributes": "trace=1"}
+    assert headers.pop("host") and headers.pop("content-length") == "2"
+    assert headers.pop("x-lmi-endpoint-name") == "any"
+    assert headers == {**names, "x-amzn-sagemaker-custom-attributes": "trace=1"}
 
 
 def test_the_input_may_be_a_file_below_the_allowed_folder(place: Place) -> None:
@@ -226,14 +229,14 @@ def test_an_inline_body_has_at_most_128000_bytes(place: Place) -> None:
 
 
 def test_an_error_of_the_container_becomes_a_failure_file_with_a_model_error(place: Place) -> None:
-    found = place.outcome(place.invoke(b"refuse", Filename="refused"))
-    assert isinstance(found, dict)
-    assert found["OriginalStatusCode"] == 424 and json.loads(found["OriginalMessage"]) == {
+    failure = place.outcome(place.invoke(b"refuse", Filename="refused"))
+    assert isinstance(failure, dict)
+    assert failure["OriginalStatusCode"] == 424 and json.loads(failure["OriginalMessage"]) == {
         "error": "no",
         "code": 424,
     }
-    assert found["Message"].startswith('Received client error (424) from primary with message "{')
-    assert found["LogStreamArn"].endswith(":log-group:/aws/sagemaker/Endpoints/any")
+    assert failure["Message"].startswith('Received client error (424) from primary with message "{')
+    assert failure["LogStreamArn"].endswith(":log-group:/aws/sagemaker/Endpoints/any")
 
 
 @pytest.mark.parametrize(
@@ -247,9 +250,9 @@ def test_an_error_of_the_container_becomes_a_failure_file_with_a_model_error(pla
 def test_an_answer_that_production_does_not_take_is_a_failure(
     place: Place, body: bytes, reason: str
 ) -> None:
-    found = place.outcome(place.invoke(body))
-    assert isinstance(found, dict)
-    assert found["OriginalStatusCode"] == 0 and reason in found["OriginalMessage"]
+    failure = place.outcome(place.invoke(body))
+    assert isinstance(failure, dict)
+    assert failure["OriginalStatusCode"] == 0 and reason in failure["OriginalMessage"]
 
 
 def test_an_input_that_cannot_be_read_is_a_failure(place: Place) -> None:
@@ -263,16 +266,16 @@ def test_an_input_that_cannot_be_read_is_a_failure(place: Place) -> None:
         "large": "at most 107",
     }
     for name, reason in reasons.items():
-        found = place.outcome(place.invoke(InputLocation=f"{place.inputs.as_uri()}/{name}"))
-        assert isinstance(found, dict) and reason in found["OriginalMessage"]
+        failure = place.outcome(place.invoke(InputLocation=f"{place.inputs.as_uri()}/{name}"))
+        assert isinstance(failure, dict) and reason in failure["OriginalMessage"]
 
 
 def test_an_invocation_that_takes_too_long_is_a_failure_and_its_connection_is_closed(
     place: Place,
 ) -> None:
-    found = place.outcome(place.invoke(b"silent", InvocationTimeoutSeconds=1))
-    assert isinstance(found, dict)
-    assert (found["OriginalStatusCode"], found["OriginalMessage"]) == (0, TIMED_OUT)
+    failure = place.outcome(place.invoke(b"silent", InvocationTimeoutSeconds=1))
+    assert isinstance(failure, dict)
+    assert (failure["OriginalStatusCode"], failure["OriginalMessage"]) == (0, TIMED_OUT)
     assert place.container.left.wait(60)
 
 
@@ -299,9 +302,11 @@ def test_a_gateway_that_is_stopped_fails_what_runs_and_what_waits(tmp_path: Path
 
         assert len(container.seen) == 2
 
-    failures = [json.loads(path_of(each["FailureLocation"]).read_bytes()) for each in accepted]
+    failures = [
+        json.loads(path_of(acceptance["FailureLocation"]).read_bytes()) for acceptance in accepted
+    ]
     assert {failure["OriginalMessage"] for failure in failures} == {STOPPED}
-    assert not any(path_of(each["OutputLocation"]).exists() for each in accepted)
+    assert not any(path_of(acceptance["OutputLocation"]).exists() for acceptance in accepted)
 
 
 def test_a_container_that_is_not_ready_is_not_given_invocations(tmp_path: Path) -> None:
@@ -386,8 +391,8 @@ def s3(moto_port: int) -> Iterator[S3Server]:
 def test_inputs_and_files_may_be_objects_of_s3(s3: S3Server, tmp_path: Path) -> None:
     def keys() -> list[str]:
         return [
-            each["Key"]
-            for each in s3.client.list_objects_v2(Bucket="bucket", Prefix="out/").get(
+            stored_object["Key"]
+            for stored_object in s3.client.list_objects_v2(Bucket="bucket", Prefix="out/").get(
                 "Contents", []
             )
         ]
@@ -405,10 +410,10 @@ def test_inputs_and_files_may_be_objects_of_s3(s3: S3Server, tmp_path: Path) -> 
             assert container.seen[-1].body == b"from s3"
             assert [f"s3://bucket/{key}" for key in keys()] == [accepted["OutputLocation"]]
 
-            found = s3.client.get_object(Bucket="bucket", Key=keys()[0])
+            object_read = s3.client.get_object(Bucket="bucket", Key=keys()[0])
             assert (
-                found["Body"].read() == b'{"generated_text": "hello"}'
-                and found["ContentType"] == "application/json"
+                object_read["Body"].read() == b'{"generated_text": "hello"}'
+                and object_read["ContentType"] == "application/json"
             )
 
             reasons = {"wrong.json": '"code": 424', "missing": "NoSuchKey"}
@@ -456,28 +461,28 @@ def test_an_output_that_s3_took_is_not_followed_by_a_failure(s3: S3Server, moto_
                 lambda: forgetful.num_requests("HEAD"), "the gateway looks whether it is there"
             )
 
-        listed = s3.client.list_objects_v2(Bucket="bucket", Prefix="forgotten/")["Contents"]
+        stored_objects = s3.client.list_objects_v2(Bucket="bucket", Prefix="forgotten/")["Contents"]
 
-    assert [each["Key"] for each in listed] == [key]
+    assert [stored_object["Key"] for stored_object in stored_objects] == [key]
 
 
 def test_a_gateway_that_is_stopped_does_not_wait_for_an_input_that_hangs(
     s3: S3Server, tmp_path: Path
 ) -> None:
     s3.put("bucket", {"in/slow": b"x" * 100})
-    held = s3.hold("GET /bucket/in/slow", after=10)
+    pause = s3.hold("GET /bucket/in/slow", after=10)
     flags = ("--async-output", str(tmp_path), "--s3-endpoint", s3.url)
     with scripted(ANSWER) as container:
         with gateway("--endpoint", container.url, *flags, environ=s3.environ) as aws:
             accepted = aws.runtime.invoke_endpoint_async(
                 EndpointName="any", InputLocation="s3://bucket/in/slow"
             )
-            assert held.reached.wait(60)
+            assert pause.reached.wait(60)
 
             aws.process.send_signal(signal.SIGTERM)
             assert aws.process.wait(60) == 0
 
-            held.released.set()
+            pause.released.set()
 
     assert (
         json.loads(path_of(accepted["FailureLocation"]).read_bytes())["OriginalMessage"] == STOPPED

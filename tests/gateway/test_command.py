@@ -152,8 +152,8 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2() -> None:
 
 
 def test_a_port_that_is_taken_is_exit_code_3() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = lmi("gateway", "--port", str(taken.getsockname()[1]))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        done = lmi("gateway", "--port", str(listener.getsockname()[1]))
 
     assert done.returncode == 3
     assert "cannot listen on 127.0.0.1 port" in done.stderr
@@ -193,7 +193,8 @@ def test_it_ends_when_the_supervisor_that_started_it_is_gone() -> None:
         port = json.loads(parent.stdout.readline())["port"]
         parent.kill()
 
-        assert parent.stdout.read() == b""  # the gateway has ended too
+        # The gateway has ended too
+        assert parent.stdout.read() == b""
 
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))

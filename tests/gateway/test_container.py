@@ -121,7 +121,8 @@ def test_a_cancelled_receive_loses_nothing() -> None:
 def test_what_came_before_a_cut_can_be_received_and_then_the_fault() -> None:
     async def receive(container: Container) -> list[bytes]:
         async with container.call("POST", "/") as answer:
-            await asyncio.sleep(0.1)  # the cut comes before the first receive
+            # The cut comes before the first receive
+            await asyncio.sleep(0.1)
             received = [await answer.receive(), await answer.receive(), await answer.receive()]
             assert isinstance(answer.fault, ResponseCut)
 
@@ -180,7 +181,8 @@ def test_an_endpoint_is_out_of_service_some_time_after_its_container_is_gone() -
         watched = WatchedContainer(container.url)
         watched.out_of_service_s = 0.3
         statuses = [(await watched.status())[0]]
-        container.ping = lambda talk: None  # the connection ends without an answer
+        # The connection ends without an answer
+        container.ping = lambda talk: None
         statuses.append((await watched.status())[0])
         await asyncio.sleep(0.4)
         statuses.append((await watched.status())[0])

@@ -36,7 +36,8 @@ def headers_of(operation: OperationModel) -> dict[str, AwsMember]:
 )
 def test_the_table_is_botocores_model(operation: str) -> None:
     theirs = headers_of(MODEL.operation_model(operation))
-    theirs.pop("InputLocation", None)  # the gateway takes files too
+    # The gateway takes files too
+    theirs.pop("InputLocation", None)
     assert {member.name: member for member in MEMBERS[operation]} == theirs
 
 

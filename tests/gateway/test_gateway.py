@@ -43,7 +43,8 @@ from tests.system.container import free_port, wait_until, write_model
 MODES = ("as-is", "coalesce", "split")
 ANSWER = b'{"generated_text": "fox"}\n'
 NUM_STREAMS = 400
-STEP_S = 0.1  # of the slow server
+# Of the slow server
+STEP_S = 0.1
 Both = tuple[Gateway, ScriptedContainer]
 Modes = tuple[ScriptedContainer, dict[str, Gateway]]
 
@@ -102,13 +103,13 @@ def fails(code: str, status: int) -> Iterator[dict[str, Any]]:
     """The block raises an error of that class and status. Yields the response, which has its
     members afterwards.
     """
-    found: dict[str, Any] = {}
+    response: dict[str, Any] = {}
     with pytest.raises(ClientError) as caught:
-        yield found
+        yield response
 
-    found |= caught.value.response
-    assert found["Error"]["Code"] == code
-    assert found["ResponseMetadata"]["HTTPStatusCode"] == status
+    response |= caught.value.response
+    assert response["Error"]["Code"] == code
+    assert response["ResponseMetadata"]["HTTPStatusCode"] == status
 
 
 def request(
@@ -163,10 +164,10 @@ def test_a_container_gets_the_headers_that_are_for_it_and_a_client_those_of_the_
         PrefixAwareId="prefix",
     )
     body = got.pop("Body").read()
-    [seen] = container.seen
+    [request] = container.seen
 
-    assert (seen.method, seen.path, seen.body) == ("POST", "/invocations", b"body")
-    assert dict(seen.headers) == {
+    assert (request.method, request.path, request.body) == ("POST", "/invocations", b"body")
+    assert dict(request.headers) == {
         "Host": container.url.removeprefix("http://"),
         "Content-Length": "4",
         "Content-Type": "text/plain",
@@ -221,12 +222,12 @@ def test_a_stream_takes_its_accept_from_the_header_of_the_api_and_gives_its_cont
     )
     assert [event["PayloadPart"]["Bytes"] for event in got["Body"]] == [ANSWER]
 
-    seen = container.seen[0]
+    request = container.seen[0]
     assert (
-        seen.header("Accept") == "text/event-stream"
-        and seen.header("Content-Type") == "application/json"
+        request.header("Accept") == "text/event-stream"
+        and request.header("Content-Type") == "application/json"
     )
-    assert seen.header("X-Amzn-SageMaker-Accept") is None
+    assert request.header("X-Amzn-SageMaker-Accept") is None
     assert got["ContentType"] == "application/jsonlines"
     assert (
         got["ResponseMetadata"]["HTTPHeaders"]["content-type"]
@@ -238,9 +239,9 @@ def test_a_stream_takes_its_accept_from_the_header_of_the_api_and_gives_its_cont
 def test_a_session_that_the_container_names_as_the_guide_says_reaches_the_client(
     plain: Both,
 ) -> None:
-    made = "X-Amzn-SageMaker-Session-Id: abc; Expires=2030-01-01T00:00:00Z"
+    session_header = "X-Amzn-SageMaker-Session-Id: abc; Expires=2030-01-01T00:00:00Z"
     aws, container = plain
-    container.script = whole(b"", 200, made)
+    container.script = whole(b"", 200, session_header)
     assert (
         aws.invoke(SessionId="NEW_SESSION")["NewSessionId"] == "abc; Expires=2030-01-01T00:00:00Z"
     )
@@ -272,22 +273,25 @@ def test_a_component_is_an_adapter_under_its_own_name() -> None:
         assert error["Error"]["Message"] == "Inference Component other of endpoint any not found."
 
     names = ("X-Amzn-SageMaker-Adapter-Identifier", "X-Amzn-SageMaker-Adapter-Alias")
-    assert [tuple(map(seen.header, names)) for seen in container.seen] == [
+    assert [tuple(map(request_seen.header, names)) for request_seen in container.seen] == [
         ("adapter-1", "sql"),
         ("adapter-2", "sql"),
         (None, None),
         ("adapter-2", "sql"),
     ]
     assert all(
-        seen.header("X-Amzn-SageMaker-Inference-Component") is None for seen in container.seen
+        request_seen.header("X-Amzn-SageMaker-Inference-Component") is None
+        for request_seen in container.seen
     )
 
 
 def test_two_endpoints_have_their_own_containers() -> None:
     with ExitStack() as stack:
-        left, right = (stack.enter_context(scripted(whole(name))) for name in (b"left", b"right"))
+        left_container, right = (
+            stack.enter_context(scripted(whole(name))) for name in (b"left", b"right")
+        )
         aws = stack.enter_context(
-            gateway("--endpoint", f"left={left.url}", "--endpoint", f"right={right.url}")
+            gateway("--endpoint", f"left={left_container.url}", "--endpoint", f"right={right.url}")
         )
 
         assert aws.invoke(endpoint="left")["Body"].read() == b"left"
@@ -298,8 +302,10 @@ def test_two_endpoints_have_their_own_containers() -> None:
 
         assert error["Error"]["Message"] == "Endpoint middle of account 000000000000 not found."
 
-        listed = aws.control.list_endpoints(SortBy="Name", SortOrder="Ascending")["Endpoints"]
-        assert [endpoint["EndpointName"] for endpoint in listed] == ["left", "right"]
+        listed_endpoints = aws.control.list_endpoints(SortBy="Name", SortOrder="Ascending")[
+            "Endpoints"
+        ]
+        assert [endpoint["EndpointName"] for endpoint in listed_endpoints] == ["left", "right"]
 
 
 # Errors.
@@ -318,12 +324,12 @@ def test_an_error_of_the_container_is_a_model_error_with_its_status_and_body(
         with fails("ModelError", 424) as error:
             call(b"{}")
 
-        said = (
+        reason = (
             f'Received {side} error ({status}) from primary with message "{body}". See the '
             f"container's log."
         )
 
-        assert error["Error"]["Message"] == error["Message"] == said
+        assert error["Error"]["Message"] == error["Message"] == reason
         assert (error["OriginalStatusCode"], error["OriginalMessage"]) == (status, body)
         assert error["LogStreamArn"] == (
             "arn:aws:logs:eu-central-1:000000000000:log-group:/aws/sagemaker/Endpoints/any"
@@ -498,7 +504,7 @@ def test_a_redirection_of_the_container_is_followed_nowhere(plain: Both) -> None
     with fails("ModelError", 424):
         aws.invoke()
 
-    assert [seen.path for seen in container.seen[num_seen:]] == ["/invocations"]
+    assert [request.path for request in container.seen[num_seen:]] == ["/invocations"]
 
 
 def test_a_frame_that_the_container_forges_is_data(plain: Both) -> None:
@@ -668,10 +674,10 @@ def test_a_page_of_another_origin_reaches_no_container(
 
 
 def test_a_client_of_aws_reads_the_reason_of_a_head_that_is_too_large(plain: Both) -> None:
-    with fails("ValidationError", 431) as found:
+    with fails("ValidationError", 431) as error:
         plain[0].invoke(CustomAttributes="a" * 70_000)
 
-    assert found["Error"]["Message"] == "a request head has at most 65536 bytes"
+    assert error["Error"]["Message"] == "a request head has at most 65536 bytes"
 
 
 def test_what_only_an_asynchronous_endpoint_would_refuse_is_a_warning(plain: Both) -> None:
@@ -692,11 +698,11 @@ def test_what_only_an_asynchronous_endpoint_would_refuse_is_a_warning(plain: Bot
 def test_every_mode_keeps_the_bytes_and_as_is_the_chunks(modes: Modes, chunks: list[bytes]) -> None:
     container, gateways = modes
     container.script = chunked(*chunks)
-    found = {mode: aws.parts() for mode, aws in gateways.items()}
-    assert found["as-is"] == chunks
-    assert {b"".join(parts) for parts in found.values()} == {b"".join(chunks)}
-    assert all(all(parts) for parts in found.values())
-    assert {len(part) for part in found["split"][:-1]} <= {7}
+    parts_of_modes = {mode: aws.parts() for mode, aws in gateways.items()}
+    assert parts_of_modes["as-is"] == chunks
+    assert {b"".join(parts) for parts in parts_of_modes.values()} == {b"".join(chunks)}
+    assert all(all(parts) for parts in parts_of_modes.values())
+    assert {len(part) for part in parts_of_modes["split"][:-1]} <= {7}
 
 
 @pytest.mark.parametrize("mode", ["as-is", "coalesce"])
@@ -779,7 +785,8 @@ def test_an_answer_that_nobody_reads_stays_in_the_container(plain: Both) -> None
     wait_until(stands_still, "the container waits for the client")
     stream.close()
 
-    assert num_sent < 1024  # of 4096 chunks of 64 KiB
+    # Of 4096 chunks of 64 KiB
+    assert num_sent < 1024
 
 
 def random_body(chance: random.Random) -> bytes:
@@ -796,12 +803,12 @@ def test_random_streams_have_the_records_of_the_containers_own_as_parts(fast: Se
         ThreadPoolExecutor(32) as pool,
     ):
         runtime = aws.runtime  # made once
-        own = list(pool.map(lambda body: fast.post(body).body, bodies))
+        direct_bodies = list(pool.map(lambda body: fast.post(body).body, bodies))
         through = list(pool.map(aws.parts, bodies))
 
         assert runtime is aws.runtime
 
-    assert through == [body.splitlines(True) for body in own]
+    assert through == [body.splitlines(True) for body in direct_bodies]
 
 
 def test_a_whole_answer_is_the_containers_own(fast: Server) -> None:
@@ -832,9 +839,8 @@ def ends_within_two_steps(server: Server) -> Iterator[None]:
     steps_at_end = server.metrics()["lmi_engine_steps_total"]
     wait_until(server.is_idle, "the request is over")
     num_tokens = server.metrics()["lmi_generated_tokens_total"] - tokens_before
-    num_more = (
-        2 + (machine.seconds_lost() - lost_s) / STEP_S
-    )  # the engine steps while the others wait for a core
+    # The engine steps while the others wait for a core
+    num_more = 2 + (machine.seconds_lost() - lost_s) / STEP_S
     assert 0 < num_tokens <= steps_at_end - steps_before + num_more
     assert server.metrics()["lmi_engine_steps_total"] <= steps_at_end + num_more
 
@@ -845,10 +851,10 @@ def test_a_client_that_leaves_its_stream_stops_generation(slow: Server, mode: st
         aws.invoke(b'{"inputs": "warm", "parameters": {"max_new_tokens": 1}}')["Body"].read()
         with ends_within_two_steps(slow):
             stream = aws.stream(LONG % b"true")["Body"]
-            read = b""
+            bytes_read = b""
             for event in stream:
-                read += event["PayloadPart"]["Bytes"]
-                if read.count(b"\n") >= 3:
+                bytes_read += event["PayloadPart"]["Bytes"]
+                if bytes_read.count(b"\n") >= 3:
                     break
 
             stream.close()
@@ -908,9 +914,9 @@ def test_openais_path_gives_status_and_bytes_and_drops_the_bearer(plain: Both) -
     assert (response.status, body) == (404, b'{"error": {"message": "no"}}')
     assert response.getheader("X-Other") is None and response.getheader("Content-Length") == "28"
 
-    seen = container.seen[0]
-    assert seen.path == "/v1/chat/completions" and seen.body == b'{"messages": []}'
-    assert {name for name, _ in seen.headers} == {
+    request = container.seen[0]
+    assert request.path == "/v1/chat/completions" and request.body == b'{"messages": []}'
+    assert {name for name, _ in request.headers} == {
         "Host",
         "Content-Length",
         "Content-Type",
@@ -944,9 +950,9 @@ def test_openais_path_answers_with_the_errors_of_the_real_server(fast: Server) -
     with gateway("--endpoint", f"http://127.0.0.1:{fast.port}") as aws:
         response, body = chat(aws)
 
-    own = fast.post({"messages": []}, "/v1/chat/completions")
-    assert (response.status, body) == (own.status, own.body)
-    assert response.getheader("Content-Type") == own.headers["content-type"]
+    direct = fast.post({"messages": []}, "/v1/chat/completions")
+    assert (response.status, body) == (direct.status, direct.body)
+    assert response.getheader("Content-Type") == direct.headers["content-type"]
 
 
 # DescribeEndpoint and ListEndpoints.

@@ -213,10 +213,11 @@ def test_a_digest_in_the_head_is_of_the_body_that_comes(aws: Gateway) -> None:
 
 def test_names_that_need_escapes_and_queries_are_signed_as_they_stand(aws: Gateway) -> None:
     path = "/endpoints/a%20b/invocations?b=2&a=%2F"
+    # A name with a space
     assert post(aws, signed(aws, path=path), path=path) == (
         400,
         "ValidationError",
-    )  # a name with a space
+    )
 
 
 def test_a_request_that_is_refused_reaches_no_container(

@@ -41,15 +41,15 @@ class Store:
 
     def invoke(self, target: str, **parameters: str) -> dict[str, Any]:
         answer = self.aws.invoke(b"hello", TargetModel=target, **parameters)
-        found: dict[str, Any] = json.loads(answer["Body"].read())
-        return found
+        body: dict[str, Any] = json.loads(answer["Body"].read())
+        return body
 
     def refusal(self, target: str) -> dict[str, Any]:
         with pytest.raises(ClientError) as caught:
             self.invoke(target)
 
-        found: dict[str, Any] = caught.value.response
-        return found
+        error_response: dict[str, Any] = caught.value.response
+        return error_response
 
     def name(self, target: str) -> str:
         return hashlib.sha256(f"{self.source}/{target}".encode()).hexdigest()[:32]
@@ -87,8 +87,8 @@ def store(folder: Path, num_places: int = 2, *flags: str) -> Iterator[Store]:
 def test_a_folder_or_an_archive_is_loaded_when_it_is_first_named(tmp_path: Path) -> None:
     with store(tmp_path) as mme:
         for _ in range(2):
-            found = mme.invoke("deep/a")
-            assert found == {"say": "I am a", "target": "deep/a", "body": "hello"}
+            body = mme.invoke("deep/a")
+            assert body == {"say": "I am a", "target": "deep/a", "body": "hello"}
             assert mme.invoke("d.tar.gz")["say"] == "I am d"
 
         assert mme.server.loaded == {mme.name("deep/a"): "I am a", mme.name("d.tar.gz"): "I am d"}
@@ -145,9 +145,9 @@ def test_models_that_take_each_others_room_are_served_or_find_no_room(tmp_path: 
             return int(error.response["OriginalStatusCode"])
 
     with store(tmp_path) as mme, ThreadPoolExecutor(4) as pool:
-        found = Counter(pool.map(ask, ["deep/a", "deep/b", "deep/c"] * 10))
+        statuses = Counter(pool.map(ask, ["deep/a", "deep/b", "deep/c"] * 10))
 
-    assert set(found) <= {200, 507} and found[200] > 10
+    assert set(statuses) <= {200, 507} and statuses[200] > 10
 
 
 def test_a_model_that_loads_for_longer_than_the_timeout_is_not_ready_and_later_is(

@@ -60,11 +60,13 @@ def test_an_option_of_an_engine_whose_library_is_not_installed_is_refused_before
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "ray", None)
-    said = {"option.device": "auto or cpu, since the library torch is not installed"}
-    assert lmi_dist.check(EngineConfig(device="cuda")) == said
+    reasons = {"option.device": "auto or cpu, since the library torch is not installed"}
+    assert lmi_dist.check(EngineConfig(device="cuda")) == reasons
 
-    [said] = lmi_vllm.check(EngineConfig(options={"distributed_executor_backend": "ray"})).values()
-    assert said.startswith("mp, since the library ray is not installed")
+    [reasons] = lmi_vllm.check(
+        EngineConfig(options={"distributed_executor_backend": "ray"})
+    ).values()
+    assert reasons.startswith("mp, since the library ray is not installed")
 
 
 def test_vllm_refuses_the_drafts_of_the_embedded_engine_and_names_its_own() -> None:
@@ -84,7 +86,8 @@ def test_vllm_refuses_the_drafts_of_the_embedded_engine_and_names_its_own() -> N
 def test_vllms_arguments_are_read_from_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
+    # As if it were not installed
+    monkeypatch.setitem(sys.modules, "vllm", None)
     assert lmi_vllm.option_names() is None
 
     monkeypatch.delitem(sys.modules, "vllm")
@@ -119,9 +122,9 @@ def vllm_config(**engine: Any) -> Config:
 
 
 def test_vllm_sends_nothing() -> None:
-    given = environ_of_engine(vllm_config(), {}, slot=0)
-    assert "VLLM_CPU_OMP_THREADS_BIND" not in given
-    assert (given["VLLM_NO_USAGE_STATS"], given["DO_NOT_TRACK"]) == ("1", "1")
+    engine_environ = environ_of_engine(vllm_config(), {}, slot=0)
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in engine_environ
+    assert (engine_environ["VLLM_NO_USAGE_STATS"], engine_environ["DO_NOT_TRACK"]) == ("1", "1")
 
 
 def test_what_vllm_compiles_is_kept_for_as_long_as_the_server_where_its_own_place_cannot_be_written(
@@ -148,8 +151,12 @@ def test_what_vllm_compiles_is_kept_for_as_long_as_the_server_where_its_own_plac
 
 def test_vllm_on_ray_joins_a_cluster_that_runs() -> None:
     on_ray = vllm_config(options={"distributed_executor_backend": "ray"})
-    given = environ_of_engine(on_ray, {}, slot=0)
-    assert (given["RAY_ADDRESS"], given["RAY_LOG_TO_DRIVER"], given["RAY_USAGE_STATS_ENABLED"]) == (
+    engine_environ = environ_of_engine(on_ray, {}, slot=0)
+    assert (
+        engine_environ["RAY_ADDRESS"],
+        engine_environ["RAY_LOG_TO_DRIVER"],
+        engine_environ["RAY_USAGE_STATS_ENABLED"],
+    ) == (
         "auto",
         "0",
         "0",

@@ -72,8 +72,8 @@ def test_a_chat_has_one_turn_after_the_other_and_shows_a_system_message_as_a_use
         {"role": "assistant", "content": "Hi."},
         {"role": "user", "content": "Bye!"},
     ]
-    shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert shown == (
+    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert prompt == (
         "<|user|>Be kind.<|end|><|user|>Hello!<|end|><|assistant|>Hi.<|end|><|user|>Bye!<|end|><|assistant|>"  # noqa: E501
     )
 

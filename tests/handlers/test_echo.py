@@ -50,7 +50,10 @@ def test_every_log_prob_is_the_same() -> None:
         and result.cum_log_probs == [7 * LOG_PROB]
     )
     assert result.prompt_log_probs is not None
-    assert [one.log_prob for one in result.prompt_log_probs] == [None, LOG_PROB]
+    assert [prompt_log_prob.log_prob for prompt_log_prob in result.prompt_log_probs] == [
+        None,
+        LOG_PROB,
+    ]
 
 
 def test_there_are_as_many_alternatives_as_a_request_asks_for() -> None:
@@ -61,11 +64,13 @@ def test_there_are_as_many_alternatives_as_a_request_asks_for() -> None:
         ).get_result()
 
     assert result.top_log_probs is not None and result.prompt_log_probs is not None
-    assert [[one.token_id for one in top] for top in result.top_log_probs[0]] == [
+    assert [[top_token.token_id for top_token in top] for top in result.top_log_probs[0]] == [
         [1, 0, 2],
         [9, 8, 7],
     ]
-    assert [[one.token_id for one in position.top] for position in result.prompt_log_probs] == [
+    assert [
+        [top_token.token_id for top_token in position.top] for position in result.prompt_log_probs
+    ] == [
         [],
         [9, 8, 7, 6],
     ]
@@ -78,7 +83,7 @@ def test_the_statistics_of_requests_are_kept_where_they_are_asked_for() -> None:
     with EchoExecutor(config) as executor:
         finish(executor, executor.enqueue_request(ask(5, 6)))
         stages = [
-            [one.stage for one in step.request_stats]
+            [request_stats.stage for request_stats in step.request_stats]
             for step in executor.get_latest_request_stats()
         ]
 
@@ -92,7 +97,9 @@ def test_a_step_takes_its_time_whatever_the_number_of_requests() -> None:
         while num_final < 50:
             num_final += len(executor.await_responses(timeout_s=TIMEOUT_S))
 
-        steps = [one.iter_latency_ms for one in executor.get_latest_iteration_stats()]
+        steps = [
+            stats_entry.iter_latency_ms for stats_entry in executor.get_latest_iteration_stats()
+        ]
 
     assert len(steps) == 3 and all(latency_ms >= 20 for latency_ms in steps)
 
@@ -103,7 +110,13 @@ def test_no_more_run_at_once_than_configured() -> None:
         for request_id in ids:
             finish(executor, request_id)
 
-        assert max(one.num_generation_tokens for one in executor.get_latest_iteration_stats()) == 2
+        assert (
+            max(
+                stats_entry.num_generation_tokens
+                for stats_entry in executor.get_latest_iteration_stats()
+            )
+            == 2
+        )
 
 
 def test_facts_come_from_the_model_folder_where_it_has_them(tmp_path: Path) -> None:
@@ -140,9 +153,9 @@ def test_the_fault_token_fails_the_running_requests_and_the_engine_lives_on() ->
             assert time.monotonic() < deadline
             responses: list[Any] = executor.await_responses(timeout_s=TIMEOUT_S)
             failed |= {
-                one.request_id
-                for one in responses
-                if one.error and one.error.kind is ErrorKind.GENERATION
+                response.request_id
+                for response in responses
+                if response.error and response.error.kind is ErrorKind.GENERATION
             }
 
         result = finish(executor, executor.enqueue_request(ask(3))).result

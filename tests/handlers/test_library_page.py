@@ -29,12 +29,12 @@ def test_the_programs_print_what_the_page_shows(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(ROOT)
     programs = PROGRAM.findall(PAGE.read_text())
     names: dict[str, Any] = {}
-    for program, shown in programs:
+    for program, output in programs:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile(program, PAGE, "exec"), names)
 
-        assert printed.getvalue() == shown
+        assert printed.getvalue() == output
 
     assert len(programs) == 4
 

@@ -54,29 +54,31 @@ class Reader(asyncio.BufferedProtocol):
 async def readers() -> AsyncIterator[tuple[Turns, list[Reader]]]:
     """Connections with more pieces in the kernel than the tests read."""
     turns = Turns()
-    made = []
-    others = []
+    readers_made = []
+    far_ends = []
     for number in range(NUM):
-        ours, theirs = socket.socketpair()
+        near_end, theirs = socket.socketpair()
         theirs.setblocking(False)
         with suppress(BlockingIOError):
             while True:
                 theirs.send(bytes(PIECE_BYTES))
 
         loop = asyncio.get_running_loop()
-        made.append(
-            (await loop.create_connection(lambda number=number: Reader(number, turns), sock=ours))[
-                1
-            ]
+        readers_made.append(
+            (
+                await loop.create_connection(
+                    lambda number=number: Reader(number, turns), sock=near_end
+                )
+            )[1]
         )  # type: ignore[misc]
-        others.append(theirs)
+        far_ends.append(theirs)
 
     try:
-        yield turns, made
+        yield turns, readers_made
     finally:
-        for reader, other in zip(made, others, strict=True):
+        for reader, far_end in zip(readers_made, far_ends, strict=True):
             reader.transport.abort()
-            other.close()
+            far_end.close()
 
 
 async def read(turns: Turns, num: int) -> list[int]:
@@ -91,8 +93,8 @@ async def read(turns: Turns, num: int) -> list[int]:
 
 def test_one_connection_reads_on_in_a_turn_and_all_in_their_order() -> None:
     async def run() -> None:
-        async with readers() as (turns, made):
-            for reader in made:
+        async with readers() as (turns, readers_made):
+            for reader in readers_made:
                 reader.flow.resume_reading()
 
             assert await read(turns, 4 * NUM) == 4 * list(range(NUM))
@@ -104,15 +106,15 @@ def test_one_connection_reads_on_in_a_turn_and_all_in_their_order() -> None:
 
 def test_a_connection_that_pauses_again_or_closes_loses_its_turn() -> None:
     async def run() -> None:
-        async with readers() as (turns, made):
-            for reader in made:
+        async with readers() as (turns, readers_made):
+            for reader in readers_made:
                 reader.flow.resume_reading()
 
-            made[1].flow.pause_reading()
-            made[2].transport.abort()
+            readers_made[1].flow.pause_reading()
+            readers_made[2].transport.abort()
             assert await read(turns, 6) == 2 * [0, 3, 4]
 
-            made[1].flow.resume_reading()
+            readers_made[1].flow.resume_reading()
             assert 1 in await read(turns, 4)
 
     asyncio.run(run())

@@ -27,7 +27,8 @@ CHUNKED = "Transfer-Encoding: chunked"
 LAST = b"GET /none HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 SILENCE_S = 0.2
 CLOSING = (400, 413, 417, 431, 501, 505)
-WAIT: tuple[int, ...] = ()  # the request is not complete, so there is no answer
+# The request is not complete, so there is no answer
+WAIT: tuple[int, ...] = ()
 
 # What counts as right. The connection may be closed instead of 400; what is asked for once is
 # answered once.
@@ -182,7 +183,8 @@ COMPLIANCE = [
         (200,),
     ),
 ]
-LENGTHS = {  # values of Content-Length that are none
+# Values of Content-Length that are none
+LENGTHS = {
     "CL-NEGATIVE": "-1",
     "CL-OCTAL": "0o22",
     "CL-HEX-PREFIX": "0x12",
@@ -191,7 +193,8 @@ LENGTHS = {  # values of Content-Length that are none
     "CL-UNDERSCORE": "1_8",
     "CL-NEGATIVE-ZERO": "-0",
 }
-SIZES = {  # lines before a chunk that are none
+# Lines before a chunk that are none
+SIZES = {
     "CHUNK-BARE-SEMICOLON": b"12;\r\n",
     "CHUNK-EXT-INVALID-TOKEN": b"12;a[=b\r\n",
     "CHUNK-UNDERSCORE": b"1_2\r\n",
@@ -204,7 +207,8 @@ SIZES = {  # lines before a chunk that are none
     "CHUNK-NEGATIVE": b"-1\r\n",
     "CHUNK-BARE-CR-TERM": b"12\r",
 }
-CODINGS = {  # a coding beside a length, what counts as right, and our answer
+# A coding beside a length, what counts as right, and our answer
+CODINGS = {
     "TE-XCHUNKED": ("Transfer-Encoding: xchunked", CODING, 400),
     "TE-TRAILING-SPACE": ("Transfer-Encoding: chunked ", "400 501 2xx", 400),
     "TE-SP-BEFORE-COLON": ("Transfer-Encoding : chunked", REJECT, 400),
@@ -227,14 +231,16 @@ CODINGS = {  # a coding beside a length, what counts as right, and our answer
     "TE-TAB-BEFORE-VALUE": ("Transfer-Encoding:\tchunked", EITHER, 400),
     "TRANSFER_ENCODING": ("Transfer_Encoding: chunked", EITHER, 200),
 }
-TRAILERS = {  # fields after a body that may have no effect there
+# Fields after a body that may have no effect there
+TRAILERS = {
     "TRAILER-CL": ("Content-Length: 50", 400),
     "TRAILER-TE": (CHUNKED, 400),
     "TRAILER-HOST": ("Host: evil.example", 200),
     "TRAILER-AUTH": ("Authorization: Bearer evil", 200),
     "TRAILER-CONTENT-TYPE": ("Content-Type: text/evil", 200),
 }
-EMBEDDED = {  # an inner request, which one reading of the outer one runs
+# An inner request, which one reading of the outer one runs
+EMBEDDED = {
     "CLTE-SMUGGLED-GET": both("Content-Length: {}", CHUNKED),
     "CLTE-SMUGGLED-GET-CL-PLUS": both("Content-Length: +{}", CHUNKED),
     "CLTE-SMUGGLED-GET-CL-NON-NUMERIC": both("Content-Length: {}x", CHUNKED),
@@ -391,7 +397,8 @@ NORMALIZATION = [
     Row("UNDERSCORE-TE", post(LENGTH, "Transfer_Encoding: chunked"), EITHER, (200,)),
 ]
 ROWS = [*COMPLIANCE, *SMUGGLING, *MALFORMED, *NORMALIZATION]
-OTHERWISE = {  # where we answer otherwise than the suite wants, and why
+# Where we answer otherwise than the suite wants, and why
+OTHERWISE = {
     "OPTIONS-STAR": "there is nothing that all routes have in common",
     "HOST-EMPTY-VALUE": "RFC 9110, 7.2, wants it of a request whose target has no authority",
     "POST-CL-ZERO": "the route wants JSON, and says so",
@@ -428,10 +435,10 @@ def answers(lmi: Host, data: bytes, ours: tuple[int, ...] = (200,)) -> tuple[lis
 def test_a_case_of_http11probe_has_our_verdict_and_nothing_hidden_runs(
     server: Host, row: Row
 ) -> None:
-    found, heard = answers(server, row.data, row.ours)
-    interim = [status for status in found if status == 100]
-    found = [status for status in found if status != 100]
-    assert tuple(found) in (row.ours, (*row.ours, 404)), heard[:300]
+    statuses, heard = answers(server, row.data, row.ours)
+    interim = [status for status in statuses if status == 100]
+    statuses = [status for status in statuses if status != 100]
+    assert tuple(statuses) in (row.ours, (*row.ours, 404)), heard[:300]
     assert not interim or (b"100-continue" in row.data and b"HTTP/1.1\r\n" in row.data)
     if row.ours[-1:] and row.ours[-1] in CLOSING:
         assert b"\r\nconnection: close\r\n" in heard and heard.rstrip().endswith(b"}")
@@ -440,8 +447,10 @@ def test_a_case_of_http11probe_has_our_verdict_and_nothing_hidden_runs(
 def test_we_answer_as_the_suite_wants_but_where_a_reason_is_given() -> None:
     def is_right(row: Row) -> bool:
         words = row.right.split()
-        said = ["wait"] if row.ours == WAIT else [f"{row.ours[0]}", f"{row.ours[0] // 100}xx"]
-        return bool({*words} & {*said})
+        expectations = (
+            ["wait"] if row.ours == WAIT else [f"{row.ours[0]}", f"{row.ours[0] // 100}xx"]
+        )
+        return bool({*words} & {*expectations})
 
     assert {row.case for row in ROWS if not is_right(row)} == OTHERWISE.keys()
     assert len({row.case for row in ROWS}) == len(ROWS)

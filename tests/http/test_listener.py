@@ -46,6 +46,5 @@ def test_a_host_that_is_not_ours_is_refused() -> None:
 def test_the_kernel_keeps_little_for_a_client_that_does_not_read() -> None:
     with bind("127.0.0.1", 0) as listener:
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
-            assert (
-                accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BUFFER_BYTES
-            )  # the kernel doubles the size
+            # The kernel doubles the size
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BUFFER_BYTES

@@ -78,7 +78,8 @@ class App:
 
     def __init__(self) -> None:
         self.heard: list[str] = []
-        self.fields: list[bytes] = []  # names, of the last request when its body was whole
+        # Names, of the last request when its body was whole
+        self.fields: list[bytes] = []
         self.disconnected = threading.Event()
         self.go_on = threading.Event()
         self.flooded = threading.Event()
@@ -121,10 +122,13 @@ class App:
             await self._wait()
 
         if scope["path"] == "/brim":
-            [own] = [each.transport for each in self.connections if each.scope is scope]
-            while not own.get_write_buffer_size():
+            [transport] = [
+                connection.transport for connection in self.connections if connection.scope is scope
+            ]
+            while not transport.get_write_buffer_size():
                 await send({"type": "http.response.body", "body": FLOOD, "more_body": True})
-                await asyncio.sleep(0)  # until then the kernel has had no chance to take it
+                # Until then the kernel has had no chance to take it
+                await asyncio.sleep(0)
 
             self.flooded.set()
 
@@ -164,7 +168,8 @@ class Served:
                 try:
                     connection.sendall(part)
                 except OSError:
-                    break  # the server has closed
+                    # The server has closed
+                    break
 
             return hear(connection, end)
 
@@ -924,7 +929,8 @@ def test_a_client_that_reads_slowly_is_not_cut_off(flooded: socket.socket) -> No
     heard = b""
     started = time.monotonic()
     while time.monotonic() < started + 2.5 * HastyProtocol.stall_timeout_s:
-        heard += flooded.recv(2500)  # 50 KB a second
+        # 50 KB a second
+        heard += flooded.recv(2500)
         time.sleep(0.05)
 
     while data := flooded.recv(65536):

@@ -75,9 +75,8 @@ def test_a_process_of_another_user_is_turned_away() -> None:
             async with await listen(Echo, path):
                 os.chmod(folder, 0o755)
                 os.chmod(path, 0o666)
-                child = (
-                    os.fork()
-                )  # setuid() changes all threads of a process, those of other tests too
+                # setuid() changes all threads of a process, those of other tests too
+                child = os.fork()
                 if not child:
                     try:
                         os.setuid(NOBODY)

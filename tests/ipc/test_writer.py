@@ -33,10 +33,10 @@ def run(play: Callable[[End, socket.socket], Awaitable[None]]) -> None:
     """Run `play` with a writer on a real socket and the other end of that socket."""
 
     async def main() -> None:
-        ours, theirs = socket.socketpair()
+        near_end, theirs = socket.socketpair()
         theirs.settimeout(60)
         loop = asyncio.get_running_loop()
-        transport, end = await loop.create_connection(End, sock=ours)
+        transport, end = await loop.create_connection(End, sock=near_end)
         try:
             await asyncio.wait_for(play(end, theirs), 60)
         finally:
@@ -59,7 +59,8 @@ def test_what_the_kernel_takes_is_there_though_the_loop_never_runs() -> None:
         thread = threading.Thread(target=end.writer.write, args=(b"at once",))
         thread.start()
         thread.join()
-        assert read(theirs, 7) == b"at once"  # this coroutine has not yielded to the loop
+        # This coroutine has not yielded to the loop
+        assert read(theirs, 7) == b"at once"
 
     run(play)
 

@@ -93,9 +93,9 @@ def test_failures_of_old_loads_are_forgotten(tmp_path: Path) -> None:
 def test_an_entry_is_taken_once(tmp_path: Path) -> None:
     models(tmp_path).register("m", lambda others: pending("m"))
     with ThreadPoolExecutor(8) as threads:
-        taken = list(threads.map(lambda _: models(tmp_path).remove("m"), range(8)))
+        removed = list(threads.map(lambda _: models(tmp_path).remove("m"), range(8)))
 
-    assert [entry.folder for entry in taken if entry is not None] == ["1"]
+    assert [entry.folder for entry in removed if entry is not None] == ["1"]
 
 
 def test_what_a_dead_writer_left_is_swept_and_counts_for_nothing(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_what_a_dead_writer_left_is_swept_and_counts_for_nothing(tmp_path: Path)
 def test_sweeping_waits_for_nobody(tmp_path: Path) -> None:
     folder = models(tmp_path)
     folder.register("left", lambda others: of_a_dead_writer("left"))
-    with open(tmp_path / "models" / "lock", "rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with open(tmp_path / "models" / "lock", "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         assert folder.sweep() == [] and len(folder.version() or ()) == 1
 
     assert len(folder.sweep()) == 1
@@ -123,12 +123,14 @@ def test_a_model_whose_processes_are_gone_fails_with_the_reason_and_may_be_loade
     folder = models(tmp_path)
     entry = folder.register("m", lambda others: pending("m"))
     assert folder.settle(entry, State.READY)
-    with open(tmp_path / "models" / "lock", "rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with open(tmp_path / "models" / "lock", "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         assert not folder.lose(entry, "gone"), "the supervisor waits for nobody"
 
     assert folder.lose(entry, "gone")
-    assert [(found.state, found.reason) for found in folder.entries()] == [(State.FAILED, "gone")]
+    assert [(model_entry.state, model_entry.reason) for model_entry in folder.entries()] == [
+        (State.FAILED, "gone")
+    ]
     assert not folder.lose(pending("m", "2"), "gone"), "another load has the name"
 
 
@@ -142,6 +144,6 @@ def test_the_processes_of_a_model_run_as_the_user_that_the_server_names_whatever
         model=ModelConfig(path=str(tmp_path), name="m"),
         engine=EngineConfig(environ={"A": "1"}),
     )
-    made = folder.add_folder(forged)
-    found = folder.runtime_with_environ(pending("m", made.path.name)).config
-    assert (found.server, found.engine.environ) == (server, {"A": "1"})
+    added = folder.add_folder(forged)
+    config = folder.runtime_with_environ(pending("m", added.path.name)).config
+    assert (config.server, config.engine.environ) == (server, {"A": "1"})

@@ -62,7 +62,8 @@ def test_a_model_ends_with_its_last_request(life: PassingModel) -> None:
 
 
 def test_requests_of_a_front_end_that_died_keep_no_model(life: PassingModel) -> None:
-    used_by(life, 2**22 + 1)  # no process has such an id
+    # No process has such an id
+    used_by(life, 2**22 + 1)
     assert [is_over(life, after_s) for after_s in (0, 1)] == [False, True]
 
 
@@ -82,12 +83,14 @@ def test_a_failed_model_forgets_the_processes_that_ended_since_others_may_get_th
         life.give_up("lost", now)
         assert life.left == {process.pid}
 
-        process.wait()  # it was told to end
+        # It was told to end
+        process.wait()
         engine.pid = None
 
     life.look(now + KILL_S)
     assert life.left == set()
-    assert not life.is_over  # its folder says why until the model is loaded again or unloaded
+    # Its folder says why until the model is loaded again or unloaded
+    assert not life.is_over
 
 
 @pytest.fixture
@@ -149,9 +152,14 @@ def test_a_ready_entry_without_its_folder_fails_with_the_reason(
 ) -> None:
     [model] = follower.models
     [entry] = follower._folder.entries()
-    follower.models.clear()  # as after the end of a model whose entry was away, and then came back
+    # As after the end of a model whose entry was away, and then came back
+    follower.models.clear()
     shutil.rmtree(model.runtime.path)
     look(follower, 0)
-    [found] = follower._folder.entries()
-    assert (found.state, found.reason, found.folder) == (State.FAILED, LOST, entry.folder)
+    [model_entry] = follower._folder.entries()
+    assert (model_entry.state, model_entry.reason, model_entry.folder) == (
+        State.FAILED,
+        LOST,
+        entry.folder,
+    )
     assert follower.models == []

@@ -100,9 +100,8 @@ async def follow_a_model(runtime: ServerRuntime, folder: Path) -> None:
     runtime.show_model(model.runtime)
     async with models.running():
         await asyncio.sleep(3 * WATCH_S)
-        assert models.only is None and not any(
-            record.pid for record in model.block.frontends
-        )  # its folder has no tokenizer
+        # Its folder has no tokenizer
+        assert models.only is None and not any(record.pid for record in model.block.frontends)
         write_byte_tokenizer(folder)
         async with asyncio.timeout(60):
             while models.only is None:
@@ -111,7 +110,8 @@ async def follow_a_model(runtime: ServerRuntime, folder: Path) -> None:
         assert any(record.pid for record in model.block.frontends)
 
     async with asyncio.timeout(60):
-        await models.follow()  # it ends, since the only model stays
+        # It ends, since the only model stays
+        await models.follow()
 
 
 def test_a_model_that_is_not_usable_yet_delays_no_other(tmp_path: Path) -> None:
@@ -128,7 +128,8 @@ async def follow_two_models(runtime: ServerRuntime, folder: Path) -> None:
     models = SeveralModels(FrontEnd(runtime, block, block.frontends[0]))
     slow = runtime.path / "0" / "config.json"
     slow.parent.mkdir()
-    os.mkfifo(slow)  # who reads it waits
+    # Who reads it waits
+    os.mkfifo(slow)
     config = Config(
         server=runtime.config,
         model=ModelConfig(path=str(folder), name="quick"),
@@ -235,8 +236,8 @@ def test_pages_hold_every_item_once() -> None:
     items = []
     token = "0"
     while token:
-        shown, more = page(ITEMS, {"limit": "90", "next_page_token": token})
-        items += shown
+        items_of_page, more = page(ITEMS, {"limit": "90", "next_page_token": token})
+        items += items_of_page
         token = more.get("nextPageToken", "")
 
     assert items == ITEMS

@@ -92,12 +92,12 @@ def aws(replies: dict[str, list[Reply]]) -> Iterator[Aws]:
 
 def part(payload: bytes) -> bytes:
     """A PayloadPart as one frame of AWS's event stream."""
-    named = {
+    headers = {
         ":event-type": "PayloadPart",
         ":content-type": "application/octet-stream",
         ":message-type": "event",
     }
-    return frame(named, payload)
+    return frame(headers, payload)
 
 
 def frame(headers: dict[str, str], payload: bytes) -> bytes:

@@ -17,7 +17,7 @@ VOCAB_SIZE = 1024
 
 def test_schemas_that_are_refused_and_values_that_are_wrong_are_counted(tmp_path: Path) -> None:
     compiler = GuideCompiler(lambda: read_config(DEMO), Start(VOCAB_SIZE))
-    found = Found()
+    findings = Found()
     schemas = {"followed": {"type": "integer"}, "refused": {"type": "object", "extends": {}}}
     for name, schema in schemas.items():
         path = tmp_path / "data" / "Set" / f"{name}.json"
@@ -29,20 +29,20 @@ def test_schemas_that_are_refused_and_values_that_are_wrong_are_counted(tmp_path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(content))
 
-        found.follow(compiler, path, random.Random(1))
+        findings.follow(compiler, path, random.Random(1))
 
     compiler.close()
     assert (
-        found.num_schemas,
-        found.num_accepted,
-        found.num_valid,
-        found.num_written,
-        found.wrong,
+        findings.num_schemas,
+        findings.num_accepted,
+        findings.num_valid,
+        findings.num_written,
+        findings.wrong,
     ) == (2, 1, 1, 1, [])
     assert (
-        len(found.compiles_s) == 1
-        and found.masks_s
-        and list(found.refusals)
+        len(findings.compiles_s) == 1
+        and findings.masks_s
+        and list(findings.refusals)
         == ["must be a structure that lmi can follow: extends cannot be followed"]
     )
-    assert found.figures()["accepted"] == 0.5
+    assert findings.figures()["accepted"] == 0.5

@@ -53,15 +53,17 @@ def test_boto3_lists_a_prefix_and_reads_an_object_whole_and_in_part(url: str) ->
         aws_access_key_id="nobody",
         aws_secret_access_key="nothing",
     )
-    listed = client.list_objects_v2(Bucket=BUCKET, Prefix="demo/")["Contents"]
+    objects = client.list_objects_v2(Bucket=BUCKET, Prefix="demo/")["Contents"]
 
-    assert {each["Key"]: each["Size"] for each in listed} == {
+    assert {listed_object["Key"]: listed_object["Size"] for listed_object in objects} == {
         f"demo/{name}": len(data) for name, data in FILES.items()
     }
     assert "Contents" not in client.list_objects_v2(Bucket=BUCKET, Prefix="other/")
 
     whole = client.get_object(Bucket=BUCKET, Key="demo/model.safetensors")
-    assert whole["Body"].read() == FILES["model.safetensors"] and whole["ETag"] == listed[1]["ETag"]
+    assert (
+        whole["Body"].read() == FILES["model.safetensors"] and whole["ETag"] == objects[1]["ETag"]
+    )
 
     part = client.get_object(Bucket=BUCKET, Key="demo/model.safetensors", Range="bytes=10-19")
     assert part["Body"].read() == FILES["model.safetensors"][10:20]

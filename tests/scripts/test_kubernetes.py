@@ -26,25 +26,29 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "scripts" / "kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))
 LLM_D = FOLDER / "llm-d" / "values.yaml"  # of a chart
-ROUTE = re.compile(r'\("(/[^"]*)", \[[^\]]*"GET"')  # a row of a table of routes
+# A row of a table of routes
+ROUTE = re.compile(r'\("(/[^"]*)", \[[^\]]*"GET"')
 PATHS = {
     path
     for file in (ROOT / "lmi/server/routes").glob("*.py")
     for path in ROUTE.findall(file.read_text())
 }
+# The oldest that the manifests are meant for, and the newest that the package knows
 RELEASES = (
     "1.32",
     "1.37",
-)  # the oldest that the manifests are meant for, and the newest that the package knows
+)
+# Which its controller adds to each pod
 LWS_VARIABLES = {
     "LWS_LEADER_ADDRESS",
     "LWS_GROUP_SIZE",
     "LWS_WORKER_INDEX",
-}  # which its controller adds to each pod
+}
 NAME = "app.kubernetes.io/name"
 PART_OF = "app.kubernetes.io/part-of"
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
-END_S = 5  # for a server to end after its drain
+# For a server to end after its drain
+END_S = 5
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):
@@ -384,13 +388,13 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def variables(container: dict[str, Any]) -> dict[str, str]:
-    return {each["name"]: each.get("value", "") for each in container["env"]}
+    return {variable["name"]: variable.get("value", "") for variable in container["env"]}
 
 
 def test_every_probe_asks_a_route_at_the_port_that_the_container_opens(
     container: dict[str, Any],
 ) -> None:
-    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports["http"] == ServerConfig().port
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["port"] == "http"
@@ -433,8 +437,8 @@ def test_every_variable_is_one_that_lmi_its_engine_or_the_hub_reads(
         "VLLM_HOST_IP",
     }:
         key = key_of_env(name)
-        known = find(key) is not None or key in ("option.master_port", "download_dir")
-        assert name.startswith(("OPTION_", "SERVING_")) and known, name
+        is_known = find(key) is not None or key in ("option.master_port", "download_dir")
+        assert name.startswith(("OPTION_", "SERVING_")) and is_known, name
 
 
 def test_what_is_written_has_a_volume_since_the_root_is_read_only(
@@ -444,9 +448,9 @@ def test_what_is_written_has_a_volume_since_the_root_is_read_only(
         container["securityContext"]["readOnlyRootFilesystem"]
         and pod["securityContext"]["runAsNonRoot"]
     )
-    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert {"/tmp", "/cache", "/keys"} <= mounts.keys() <= {"/tmp", "/cache", "/keys", "/dev/shm"}
-    assert set(mounts.values()) == {each["name"] for each in pod["volumes"]}
+    assert set(mounts.values()) == {mount["name"] for mount in pod["volumes"]}
     for name in ("HF_HOME", "SERVING_DOWNLOAD_DIR"):
         assert variables(container)[name].startswith("/cache/")
 
@@ -486,8 +490,8 @@ def test_the_parallel_degrees_multiply_to_the_gpus_of_a_group() -> None:
 
 
 def test_lmi_reads_what_the_controller_of_the_leaderworkerset_adds() -> None:
-    read = {OTHER_ENV[name] for name in LWS_VARIABLES}
-    assert read == {"option.master_addr", "option.nnodes", "option.node_rank"}
+    keys_read = {OTHER_ENV[name] for name in LWS_VARIABLES}
+    assert keys_read == {"option.master_addr", "option.nnodes", "option.node_rank"}
     assert LWS_VARIABLES.isdisjoint(
         variables(TEMPLATES["LeaderWorkerSet"]["spec"]["containers"][0])
     )
@@ -497,7 +501,7 @@ def test_lmi_reads_what_the_controller_of_the_leaderworkerset_adds() -> None:
 
 
 def test_the_scaled_object_asks_for_metrics_that_lmi_writes_about_the_pods_that_it_scales() -> None:
-    written = (ROOT / "lmi/server/metrics.py").read_text()
+    source = (ROOT / "lmi/server/metrics.py").read_text()
     target = OBJECTS[SCALED.spec.scaleTargetRef.kind, SCALED.spec.scaleTargetRef.name]
     assert target["apiVersion"] == SCALED.spec.scaleTargetRef.apiVersion
 
@@ -505,7 +509,7 @@ def test_the_scaled_object_asks_for_metrics_that_lmi_writes_about_the_pods_that_
         query = re.sub(r"rate\((.+)\[1m\]\)", r"\1", trigger.metadata.query)
         match = re.fullmatch(r'sum\((lmi_\w+)\{app_kubernetes_io_name="(\S+)"\}\)', query)
 
-        assert match and re.search(f'"{match[1].removesuffix("_total")}["{{]', written)
+        assert match and re.search(f'"{match[1].removesuffix("_total")}["{{]', source)
         assert (
             target["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"] == match[2]
         )
@@ -515,7 +519,7 @@ def test_the_scaled_object_asks_for_metrics_that_lmi_writes_about_the_pods_that_
 
 def test_no_pod_is_called_for_while_the_pods_that_run_have_room() -> None:
     [container] = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
-    running = next(each for each in SCALED.spec.triggers if each.name == "running")
+    running = next(trigger for trigger in SCALED.spec.triggers if trigger.name == "running")
     assert (
         0
         < int(running.metadata.threshold)

@@ -47,8 +47,8 @@ def whole(start_s: float, end_s: float, tenant: str = "load", num_tokens: int = 
 
 
 def left(start_s: float, end_s: float, tenant: str = "load", num_tokens: int = 10) -> Record:
-    read = whole(start_s, end_s, tenant, num_tokens)
-    return Record(tenant, start_s, end_s, Outcome.LEFT, 2 * num_tokens, read.times_s, num_tokens)
+    answer = whole(start_s, end_s, tenant, num_tokens)
+    return Record(tenant, start_s, end_s, Outcome.LEFT, 2 * num_tokens, answer.times_s, num_tokens)
 
 
 def refused(start_s: float, num_wanted: int = 10, tenant: str = "load") -> Record:
@@ -65,10 +65,10 @@ def test_arrivals_of_a_seed_are_the_same_and_come_at_their_rate() -> None:
 
 
 def test_goodput_is_of_whole_answers_and_counts_each_token_when_it_came() -> None:
-    found = [whole(0, 2), left(0, 2), refused(0), whole(1, 3)]
-    assert records.goodput(found, 0, 2) == (10 + 5) / 2
-    assert records.delivered(found, 0, 2) == (10 + 10 + 5) / 2
-    assert records.goodput(found, 5, 6) == 0
+    kept_records = [whole(0, 2), left(0, 2), refused(0), whole(1, 3)]
+    assert records.goodput(kept_records, 0, 2) == (10 + 5) / 2
+    assert records.delivered(kept_records, 0, 2) == (10 + 10 + 5) / 2
+    assert records.goodput(kept_records, 5, 6) == 0
 
 
 def test_pieces_of_several_tokens_count_by_the_tokens_of_their_answer() -> None:
@@ -79,7 +79,8 @@ def test_pieces_of_several_tokens_count_by_the_tokens_of_their_answer() -> None:
 def test_what_idle_seconds_could_have_served_is_counted_once() -> None:
     busy = [whole(0, 4, num_tokens=400)]
     assert records.servable([*busy, refused(0, 50)], capacity=100, seconds=4, patience_s=4) == 0
-    half = [whole(0, 4, num_tokens=200)]  # of each second 40 tokens are idle: 100 * 0.9 - 50
+    # Of each second 40 tokens are idle: 100 * 0.9 - 50
+    half = [whole(0, 4, num_tokens=200)]
     assert (
         records.servable([*half, *[refused(0, 50)] * 9], capacity=100, seconds=4, patience_s=4) == 3
     )
@@ -88,13 +89,15 @@ def test_what_idle_seconds_could_have_served_is_counted_once() -> None:
 
 
 def test_goodput_is_back_where_all_that_arrives_from_then_on_is_answered() -> None:
-    lost = [left(5 + number / 4, 9, num_tokens=5) for number in range(12)]  # due until 7.75 s
+    # Due until 7.75 s
+    lost = [left(5 + number / 4, 9, num_tokens=5) for number in range(12)]
     served = [whole(8 + number / 4, 8.5 + number / 4) for number in range(16)]
 
     assert records.recovery_s([*lost, *served], burst_s=5, seconds=12) == 3
+    # 2 of 82 tokens
     assert (
         records.recovery_s([*lost, *served, left(8, 9, num_tokens=1)], burst_s=5, seconds=12) == 3
-    )  # 2 of 82 tokens
+    )
     assert (
         records.recovery_s([whole(5.1, 6), *lost, *served, left(5, 9)], burst_s=5, seconds=12) == 3
     )
@@ -161,11 +164,11 @@ def test_what_a_client_read_becomes_a_record(
     api: str, reads: list[bytes], outcome: Outcome, num_tokens: int
 ) -> None:
     door = Door(api, "bench", {"Authorization": "Bearer {tenant}"})
-    asked = Asked(door.ask("one", 5, random.Random(0)), due_s=100, sent_s=100.1, end_s=103)
-    asked.answer = Answer(100.1, reads, [101.0 + number for number in range(len(reads))])
-    assert b"\r\nAuthorization: Bearer one\r\n" in asked.ask.payload
+    sent = Asked(door.ask("one", 5, random.Random(0)), due_s=100, sent_s=100.1, end_s=103)
+    sent.answer = Answer(100.1, reads, [101.0 + number for number in range(len(reads))])
+    assert b"\r\nAuthorization: Bearer one\r\n" in sent.ask.payload
 
-    record = door.record(asked, 100)
+    record = door.record(sent, 100)
     assert (record.start_s, record.end_s, record.outcome, record.num_tokens) == (
         0,
         3,
@@ -175,8 +178,8 @@ def test_what_a_client_read_becomes_a_record(
     assert record.times_s[:1] == ((1.0,) if num_tokens else ())
     assert record.retry_after_s == (7 if outcome == Outcome.REFUSED else None)
 
-    asked.has_left = True
-    assert door.record(asked, 100).outcome == Outcome.LEFT
+    sent.has_left = True
+    assert door.record(sent, 100).outcome == Outcome.LEFT
 
 
 def overload(*words: str) -> dict[str, Any]:
@@ -184,8 +187,8 @@ def overload(*words: str) -> dict[str, Any]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("| load |") and "The driver took" in done.stdout
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def test_every_part_runs_against_a_server_with_three_places(tmp_path: Path) -> None:
@@ -208,12 +211,14 @@ def test_every_part_runs_against_a_server_with_three_places(tmp_path: Path) -> N
         "--set",
         "job_queue_size=1",
     ]
-    found = overload("--server", "echo", *words, "--", *places)
+    results = overload("--server", "echo", *words, "--", *places)
 
-    assert json.loads(file.read_text()) == found
-    assert [row["load"] for row in found["load"]] == [1, 4] and found["burst"]["num_at_once"] > 0
+    assert json.loads(file.read_text()) == results
+    assert [row["load"] for row in results["load"]] == [1, 4] and results["burst"][
+        "num_at_once"
+    ] > 0
 
-    for row in [*found["load"], found["burst"]]:
+    for row in [*results["load"], results["burst"]]:
         assert sum(row["outcomes"].values()) > 0 and not row["reasons"]
         assert (
             (row["retry_after_s"] == [1, 1, 1])
@@ -221,12 +226,14 @@ def test_every_part_runs_against_a_server_with_three_places(tmp_path: Path) -> N
             == bool(row["outcomes"]["refused"])
         )
 
-    assert found["tenants"]["outcomes"]["refused"] > 0 and set(found["tenants"]["services"]) == {
+    assert results["tenants"]["outcomes"]["refused"] > 0 and set(
+        results["tenants"]["services"]
+    ) == {
         "big",
         "small",
     }
 
-    hogs = found["hogs"]
+    hogs = results["hogs"]
     assert (
         hogs["hogs"]["refused"] > 0
         and hogs["hog_tokens"] > 0
@@ -238,9 +245,11 @@ def test_every_part_runs_against_a_server_with_three_places(tmp_path: Path) -> N
 def test_a_server_that_runs_is_loaded_by_its_url_at_the_api_of_lmi() -> None:
     with servers.lmi({"option.rolling_batch": "echo"}, "demo") as server:
         url = f"http://127.0.0.1:{server.port}"
-        found = overload("load", "--url", url, "--api", "lmi", "--loads", "0.5", "--patience", "30")
+        results = overload(
+            "load", "--url", url, "--api", "lmi", "--loads", "0.5", "--patience", "30"
+        )
 
-    [row] = found["load"]
+    [row] = results["load"]
     assert row["outcomes"]["whole"] > 0 and row["outcomes"]["failed"] == 0
     assert (
         0 < row["first_p50_s"] <= row["first_p99_s"]
@@ -257,13 +266,13 @@ def test_figures_beside_goals_are_of_the_worst_load_and_infinite_without_recover
         "servable_share": math.nan,
         "ping_p99_ms": 3.0,
     }
-    found = {
+    results = {
         "load": [row, row | {"load": 2.0, "goodput_ratio": 0.5, "ping_p99_ms": 9.0}],
         "burst": {"recovery_s": None},
         "hogs": {"light_ratio": 8.0},
     }
 
-    assert report.headlines(found) == {
+    assert report.headlines(results) == {
         "goodput 1": 1.0,
         "goodput 2": 0.5,
         "refusal_p99_ms": 5.0,
@@ -283,11 +292,11 @@ def test_a_server_that_stops_answering_costs_only_the_figures_that_need_it(
     port = servers.free_port()  # nobody listens
     plan = Plan(seconds=0.2, capacity_s=0.2, num_users=2, hog=(2, 1, 4), settle_s=0.1)
     run = Run(Target("127.0.0.1", port, "/ping", "bench"), Door("openai", "bench"), plan)
-    found = report.measure(run, ["load", "hogs"], [1.0])
+    results = report.measure(run, ["load", "hogs"], [1.0])
     assert (
-        found["load"] == []
-        and found["hogs"]["hogs"]["failed"] > 0
-        and math.isnan(found["hogs"]["light_ratio"])
+        results["load"] == []
+        and results["hogs"]["hogs"]["failed"] > 0
+        and math.isnan(results["hogs"]["light_ratio"])
     )
     assert "left out: no tokens came" in capfd.readouterr().err
 

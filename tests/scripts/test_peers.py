@@ -58,18 +58,18 @@ def test_workers_take_turns_and_one_that_cannot_start_is_left_out(
 
     make(TINY, tmp_path)
     good = {"model": str(tmp_path / "f32"), "dtype": "fp32"}
-    own = [
+    entrants = [
         Contestant("lmi", "lmi", good),
         Contestant("nobody", "lmi", {"model": "/nowhere", "dtype": "fp32"}),
     ]
-    with workers(own, tmp_path / "log") as ready:
+    with workers(entrants, tmp_path / "log") as ready:
         burst = replace(BURST, vocab_size=TINY.vocab_size)
-        found = play(ready, burst, 1, time.monotonic() + 60)
+        figures_of = play(ready, burst, 1, time.monotonic() + 60)
         processes = [worker.process for worker in ready]
 
-    assert list(found) == ["lmi"]
-    assert {each.num_tokens for each in found["lmi"].outcomes} == {12}
-    assert {len(each.first_s) for each in found["lmi"].outcomes} == {3}
+    assert list(figures_of) == ["lmi"]
+    assert {outcome.num_tokens for outcome in figures_of["lmi"].outcomes} == {12}
+    assert {len(outcome.first_s) for outcome in figures_of["lmi"].outcomes} == {3}
     assert "left out: nobody ended" in capfd.readouterr().err
     assert all(process.poll() == 0 for process in processes)
 
@@ -79,23 +79,24 @@ def test_a_contestant_that_fails_in_a_burst_leaves_and_the_others_go_on(
 ) -> None:
     from scripts.benchmarks.peers.shapes import make
 
-    own = []
+    contestants = []
+    # A token over its vocabulary ends the small one
     for name, vocab_size in (
         ("large", 512),
         ("small", 310),
-    ):  # a token over its vocabulary ends the small one
+    ):
         make(replace(TINY, vocab_size=vocab_size), tmp_path / name)
-        own.append(
+        contestants.append(
             Contestant(name, "lmi", {"model": str(tmp_path / name / "f32"), "dtype": "fp32"})
         )
 
-    with workers(own, tmp_path / "log") as ready:
+    with workers(contestants, tmp_path / "log") as ready:
         easy = replace(BURST, vocab_size=310)
         hard = replace(BURST, vocab_size=512)
-        found = [play(ready, burst, 1, time.monotonic() + 60) for burst in (easy, hard, easy)]
+        rounds = [play(ready, burst, 1, time.monotonic() + 60) for burst in (easy, hard, easy)]
         processes = [worker.process for worker in ready]
 
-    assert [sorted(figures) for figures in found] == [["large", "small"], ["large"], ["large"]]
+    assert [sorted(figures) for figures in rounds] == [["large", "small"], ["large"], ["large"]]
 
     [line] = [line for line in capfd.readouterr().err.splitlines() if line.startswith("left")]
     assert line == "left: small ended with 1 in a burst of 3 prompts of 20 tokens"
@@ -112,15 +113,19 @@ def test_a_contestant_that_takes_too_long_is_ended() -> None:
 
 
 def results() -> Results:
-    own = Results(first={"lmi": figure(10), "OpenVINO GenAI": figure(10)})
-    own.speeds[("float32", 1, 32)] = {
+    results_of_lmi = Results(first={"lmi": figure(10), "OpenVINO GenAI": figure(10)})
+    results_of_lmi.speeds[("float32", 1, 32)] = {
         "lmi": figure(150),
         "OpenVINO GenAI": figure(100),
         "vLLM": figure(120),
     }
-    own.prefix["cold"] = {"lmi": figure(100), "vLLM": figure(200), "OpenVINO GenAI": figure(50)}
-    own.starts = {"lmi serve": Start(0.5, 120.0), "vllm serve": Start(25.0, 1200.0)}
-    return own
+    results_of_lmi.prefix["cold"] = {
+        "lmi": figure(100),
+        "vLLM": figure(200),
+        "OpenVINO GenAI": figure(50),
+    }
+    results_of_lmi.starts = {"lmi serve": Start(0.5, 120.0), "vllm serve": Start(25.0, 1200.0)}
+    return results_of_lmi
 
 
 def test_stored_results_are_read_back_and_a_later_run_replaces_only_its_shapes(
@@ -137,18 +142,18 @@ def test_stored_results_are_read_back_and_a_later_run_replaces_only_its_shapes(
 
 
 def test_a_ratio_stands_beside_a_goal_that_it_misses() -> None:
-    found = {"5M": results()}
-    assert report.ratios(found) == pytest.approx(
+    results_of = {"5M": results()}
+    assert report.ratios(results_of) == pytest.approx(
         {"5M float32 / OpenVINO GenAI 1x32": 1.5, "5M float32 / vLLM 1x32": 1.25}
     )
 
-    lines = report.ratios_table(found).splitlines()
+    lines = report.ratios_table(results_of).splitlines()
     assert lines[2:] == [
         "| OpenVINO GenAI, 5M, float32 | 1.50 |  |  |  |  |  |  |  |",
         "| vLLM, 5M, float32 | 1.25 (≥ 1.3) |  |  |  |  |  |  |  |",
     ]
 
-    times, goals = report.time_ratios(found)
+    times, goals = report.time_ratios(results_of)
     assert list(times.values()) == pytest.approx([1.0, 2.0, 0.02, 0.1])
     assert [(relation, goal) for *_, relation, goal in goals] == [
         ("<=", 1.0),
@@ -159,10 +164,10 @@ def test_a_ratio_stands_beside_a_goal_that_it_misses() -> None:
 
 
 def test_tables_say_what_was_not_quiet_and_leave_empty_what_was_not_measured() -> None:
-    own = results()
-    own.speeds[("float32", 1, 32)]["vLLM"] = Figure((outcome(120, 0.9),))
-    own.first["llama-server"] = figure(5)
-    text = report.shape_table("5M", SHAPES["5M"], own)
+    results_of_lmi = results()
+    results_of_lmi.speeds[("float32", 1, 32)]["vLLM"] = Figure((outcome(120, 0.9),))
+    results_of_lmi.first["llama-server"] = figure(5)
+    text = report.shape_table("5M", SHAPES["5M"], results_of_lmi)
 
     assert "| 1 at once, prompts of 32 | 150 | 100 | ~120 |" in text
     assert "| 32 that share 400 tokens, cold, s | 1.00 | 2.00 |  |" in text
@@ -171,7 +176,9 @@ def test_tables_say_what_was_not_quiet_and_leave_empty_what_was_not_measured() -
         in text
     )
     assert (
-        json.loads(report.as_json({"5M": own}, {}))["tokens_per_s"]["5M"]["float32 1 32"]["lmi"]
+        json.loads(report.as_json({"5M": results_of_lmi}, {}))["tokens_per_s"]["5M"][
+            "float32 1 32"
+        ]["lmi"]
         == 150
     )
 
@@ -186,10 +193,11 @@ def test_no_burst_of_a_large_model_takes_minutes() -> None:
 
 
 def test_only_what_is_installed_takes_part() -> None:
-    names = [each.name for each in contestants.libraries(Path("folder"), {"openvino"})]
+    names = [contestant.name for contestant in contestants.libraries(Path("folder"), {"openvino"})]
     assert names == ["lmi", "OpenVINO GenAI"]
     everyone = [
-        each.name for each in contestants.reduced(ROOT / "build", {"openvino", "llama-cpp"})
+        contestant.name
+        for contestant in contestants.reduced(ROOT / "build", {"openvino", "llama-cpp"})
     ]
     assert everyone == ["lmi int8", "lmi bf16", "OpenVINO GenAI int8", "llama-server Q8_0"]
 

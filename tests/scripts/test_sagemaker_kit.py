@@ -92,8 +92,8 @@ def body(tmp_path: Path) -> Path:
 
 
 def steps_of(words: Sequence[str]) -> list[Step]:
-    plan, given = parse(words)
-    return rehearse(plan(given))
+    plan, options = parse(words)
+    return rehearse(plan(options))
 
 
 def calls_of(words: Sequence[str]) -> list[Call]:
@@ -253,8 +253,8 @@ def test_sagemaker_brings_a_model_from_s3_and_unpacks_an_archive(
     model: str, source: tuple[str, str, str]
 ) -> None:
     container = parameters_of((*DEPLOY, "--model", model), "CreateModel")["PrimaryContainer"]
-    given = container["ModelDataSource"]["S3DataSource"]
-    assert (given["S3Uri"], given["S3DataType"], given["CompressionType"]) == source
+    s3_source = container["ModelDataSource"]["S3DataSource"]
+    assert (s3_source["S3Uri"], s3_source["S3DataType"], s3_source["CompressionType"]) == source
     assert "Environment" not in container
 
 
@@ -278,11 +278,11 @@ def test_an_async_endpoint_gets_whole_answers_unless_the_user_says_otherwise() -
         "OutputConfig": {"S3OutputPath": "s3://answers/chat"}
     }
 
-    other = parameters_of((*words, "--env", "SERVING_BUFFER_STREAMS=false"), "CreateModel")[
+    with_variable = parameters_of((*words, "--env", "SERVING_BUFFER_STREAMS=false"), "CreateModel")[
         "PrimaryContainer"
     ]
 
-    assert other["Environment"] == {"SERVING_BUFFER_STREAMS": "false"}
+    assert with_variable["Environment"] == {"SERVING_BUFFER_STREAMS": "false"}
 
 
 def test_a_multi_model_endpoint_has_the_prefix_of_all_models() -> None:
@@ -357,8 +357,8 @@ def test_a_transform_job_sends_each_line_as_a_request_and_leaves_the_rates_to_th
 def test_an_environment_that_sagemaker_refuses_is_refused_before_any_call(
     entries: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refusal((*DEPLOY, *(word for entry in entries for word in ("--env", entry))), capsys)
-    assert named in said and "serving.properties" in said and said.count("\n") == 1
+    message = refusal((*DEPLOY, *(word for entry in entries for word in ("--env", entry))), capsys)
+    assert named in message and "serving.properties" in message and message.count("\n") == 1
 
 
 def test_an_environment_at_its_limits_passes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -408,8 +408,8 @@ def test_an_environment_at_its_limits_passes(capsys: pytest.CaptureFixture[str])
 def test_flags_that_cannot_be_carried_out_are_one_line_and_exit_code_2(
     words: Sequence[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refusal(words, capsys)
-    assert named in said and said.count("\n") == 1, said
+    message = refusal(words, capsys)
+    assert named in message and message.count("\n") == 1, message
 
 
 def test_an_instance_type_that_botocore_does_not_know_is_a_warning(
@@ -443,8 +443,8 @@ def test_teardown_deletes_adapters_bases_endpoint_configuration_and_model_in_thi
         }
 
     done: list[tuple[Any, ...]] = []
-    plan, given = parse(["teardown", "chat"])
-    carry_out(plan(given), answer)
+    plan, options = parse(["teardown", "chat"])
+    carry_out(plan(options), answer)
 
     assert done[4:] == [
         ("DeleteInferenceComponent", "poet"),
@@ -492,9 +492,9 @@ def test_an_adapter_or_a_job_that_fails_says_why_and_shows_its_log(
 
         return {"events": [{"message": "the last line\n"}]}
 
-    plan, given = parse(words)
+    plan, options = parse(words)
     with pytest.raises(Failed, match=r"(?s) is Failed: rank 64\nthe last line"):
-        carry_out(plan(given), answer)
+        carry_out(plan(options), answer)
 
 
 # Against a server in place of AWS, as a user runs it.
@@ -502,8 +502,8 @@ def test_an_adapter_or_a_job_that_fails_says_why_and_shows_its_log(
 
 def environ_of(url: str = "") -> dict[str, str]:
     """The environment of a user, with an account if `url` stands in for AWS."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    ours = {
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    own_variables = {
         "PYTHONPATH": str(ROOT),
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": os.devnull,
@@ -514,7 +514,12 @@ def environ_of(url: str = "") -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": "nothing",
         "AWS_DEFAULT_REGION": "eu-west-1",
     }
-    return kept | ours | {"AWS_SHARED_CREDENTIALS_FILE": os.devnull} | (account if url else {})
+    return (
+        environ
+        | own_variables
+        | {"AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+        | (account if url else {})
+    )
 
 
 def run(words: Sequence[str], url: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
@@ -525,7 +530,9 @@ def run(words: Sequence[str], url: str = "", **environ: str) -> subprocess.Compl
 
 
 def test_deploy_waits_for_in_service_and_prints_each_new_status() -> None:
-    statuses = [Reply({"EndpointStatus": each}) for each in ("Creating", "Creating", "InService")]
+    statuses = [
+        Reply({"EndpointStatus": status}) for status in ("Creating", "Creating", "InService")
+    ]
     with aws({"DescribeEndpoint": statuses}) as served:
         done = run((*DEPLOY, "--poll", "0.01"), served.url)
 
@@ -586,9 +593,9 @@ def test_teardown_goes_on_where_something_is_gone_already() -> None:
 
 def test_push_gives_docker_the_registrys_password_on_its_standard_input(tmp_path: Path) -> None:
     docker = tmp_path / "docker"
-    said = tmp_path / "said"
+    log_file = tmp_path / "said"
     docker.write_text(
-        f'#!/bin/sh\necho "$@" >>{said}\n[ "$1" != login ] || {{ cat; echo; }} >>{said}\n'
+        f'#!/bin/sh\necho "$@" >>{log_file}\n[ "$1" != login ] || {{ cat; echo; }} >>{log_file}\n'
     )
     docker.chmod(0o755)
     exists = [Reply({"__type": "RepositoryAlreadyExistsException", "message": "it is there"}, 400)]
@@ -602,7 +609,7 @@ def test_push_gives_docker_the_registrys_password_on_its_standard_input(tmp_path
         done = run(COMMANDS["push"], served.url, PATH=f"{tmp_path}:{os.environ['PATH']}")
 
     assert (done.returncode, done.stdout) == (0, f"{REPOSITORY}:chat\n"), done.stderr
-    assert said.read_text().splitlines()[1:] == [
+    assert log_file.read_text().splitlines()[1:] == [
         "hunter2",
         f"tag lmi {REPOSITORY}:chat",
         f"push {REPOSITORY}:chat",

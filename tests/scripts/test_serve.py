@@ -79,10 +79,10 @@ def is_ready(port: int) -> bool:
 
 
 def test_a_fresh_clone_installs_no_torch_and_answers(clone: Path, url: str) -> None:
-    asked = Request(
+    http_request = Request(
         f"{url}/invocations", json.dumps(BODY).encode(), {"Content-Type": "application/json"}
     )
-    with urlopen(asked, timeout=60) as answer:
+    with urlopen(http_request, timeout=60) as answer:
         assert answer.status == 200 and json.load(answer)["generated_text"]
 
     packages = next(clone.glob(".venv/lib/python*/site-packages"))

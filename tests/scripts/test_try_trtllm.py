@@ -20,7 +20,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = spec_from_loader("try_trtllm", SourceFileLoader("try_trtllm", str(SCRIPT)))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "try_trtllm", module)  # where its dataclass is looked up
+    # Where its dataclass is looked up
+    monkeypatch.setitem(sys.modules, "try_trtllm", module)
     spec.loader.exec_module(module)
     return module
 

@@ -51,30 +51,32 @@ def ask(server: Host, said: str, path: str = MESSAGES, **fields: Any) -> tuple[i
 
 def events(body: bytes) -> list[dict[str, Any]]:
     """The objects of a stream, each under its name."""
-    *records, rest = body.split(b"\n\n")
-    assert rest == b""
+    *records, tail = body.split(b"\n\n")
+    assert tail == b""
     pairs = [record.split(b"\n") for record in records]
-    told = [json.loads(data.removeprefix(b"data: ")) for _, data in pairs]
-    assert [name for name, _ in pairs] == [f"event: {each['type']}".encode() for each in told]
-    return told
+    events_sent = [json.loads(data.removeprefix(b"data: ")) for _, data in pairs]
+    assert [name for name, _ in pairs] == [
+        f"event: {event['type']}".encode() for event in events_sent
+    ]
+    return events_sent
 
 
 def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that a client makes of the events of a stream."""
     message: dict[str, Any] = stream[0]["message"]
     inputs: dict[int, str] = {}
-    for each in stream[1:]:
-        if each["type"] == "content_block_start":
-            assert each["index"] == len(message["content"])
-            message["content"].append(each["content_block"])
-        elif each["type"] == "content_block_delta":
-            [name] = each["delta"].keys() - {"type"}
+    for event in stream[1:]:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(message["content"])
+            message["content"].append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            [name] = event["delta"].keys() - {"type"}
             if name == "partial_json":
-                inputs[each["index"]] = inputs.get(each["index"], "") + each["delta"][name]
+                inputs[event["index"]] = inputs.get(event["index"], "") + event["delta"][name]
             else:
-                message["content"][each["index"]][name] += each["delta"][name]
-        elif each["type"] == "message_delta":
-            message |= each["delta"] | {"usage": each["usage"]}
+                message["content"][event["index"]][name] += event["delta"][name]
+        elif event["type"] == "message_delta":
+            message |= event["delta"] | {"usage": event["usage"]}
 
     for index, text in inputs.items():
         message["content"][index]["input"] = json.loads(text)
@@ -87,9 +89,8 @@ def without_ids(message: dict[str, Any]) -> Any:
         {name: value for name, value in block.items() if name != "id"}
         for block in message["content"]
     ]
-    usage = {
-        name: message["usage"][name] for name in ("output_tokens",)
-    }  # the second prompt is cached
+    # The second prompt is cached
+    usage = {name: message["usage"][name] for name in ("output_tokens",)}
     return {**message, "id": "", "content": blocks, "usage": usage}
 
 
@@ -110,7 +111,7 @@ def test_a_stream_joins_to_the_whole_message(able: Host, said: str, fields: dict
     fields = {"max_tokens": 150, **fields}
     (_, whole), (_, stream) = ask(able, said, **fields), ask(able, said, stream=True, **fields)
     assert without_ids(joined(stream)) == without_ids(whole)
-    assert [each["type"] for each in (stream[0], *stream[-2:])] == [
+    assert [event["type"] for event in (stream[0], *stream[-2:])] == [
         "message_start",
         "message_delta",
         "message_stop",
@@ -223,17 +224,17 @@ VERSION = {"anthropic-version": "2023-06-01"}
 
 def test_anthropic_s_clients_get_the_list_of_models_in_their_form(able: Host) -> None:
     response, body = able.send("GET", "/v1/models", headers=VERSION)
-    listed = json.loads(body)
+    listing = json.loads(body)
 
     assert response.status == 200
-    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (
+    assert (listing["has_more"], listing["first_id"], listing["last_id"]) == (
         False,
         "scripted",
         "claude-x",
     )
-    assert [entry["id"] for entry in listed["data"]] == ["scripted", "claude-x"]
+    assert [entry["id"] for entry in listing["data"]] == ["scripted", "claude-x"]
 
-    first = listed["data"][0]
+    first = listing["data"][0]
     assert {name: first[name] for name in ("type", "id", "display_name")} == {
         "type": "model",
         "id": "scripted",
@@ -270,5 +271,5 @@ def test_anthropic_s_clients_read_the_name_of_a_request_in_their_header(
     messages = [] if said is None else [{"role": "user", "content": said}]
     body = json.dumps({"model": "claude-x", "max_tokens": 9, "messages": messages}).encode()
     response, _ = able.send(method, path, body if method == "POST" else None, headers=headers)
-    ours = response.headers["x-request-id"]
-    assert ours and response.headers["request-id"] == (ours if has_id else None)
+    request_id = response.headers["x-request-id"]
+    assert request_id and response.headers["request-id"] == (request_id if has_id else None)

@@ -430,7 +430,8 @@ def test_a_client_that_leaves_frees_the_engine(
     num_cancelled = len(lmi.executor.cancelled)
     raw = open_stream(lmi, prompt, stream=stream)
     wait_until(lambda: lmi.executor.num_active == 1)
-    for _ in range(num_behind):  # requests that wait on the same connection
+    # Requests that wait on the same connection
+    for _ in range(num_behind):
         ask(raw, prompt, stream=stream)
 
     raw.close()
@@ -485,7 +486,8 @@ def test_a_full_queue_is_503_with_retry_after_and_ping_stays_healthy(tmp_path: P
 
 def test_a_body_over_the_limit_is_413_and_names_it(tmp_path: Path) -> None:
     with host(tmp_path, server={"max_request_size": 1000}) as lmi:
-        for body in (b"x" * 2000, iter([b"x" * 100] * 20)):  # announced, and in chunks
+        # Announced, and in chunks
+        for body in (b"x" * 2000, iter([b"x" * 100] * 20)):
             response, answer = lmi.send("POST", "/invocations", body, {})
             assert (response.status, shape_1(answer)[1]) == (413, 413)
             assert b"1000" in answer
@@ -576,12 +578,12 @@ def test_a_proxy_can_tell_a_server_that_ends_from_one_with_too_much_to_do(tmp_pa
         lmi.server_block.supervisor.phase = Phase.DRAINING
         for path in ("/invocations", "/v1/completions", "/generate", "/adapters"):
             response, _ = lmi.post({"inputs": "say hi", "prompt": "say hi"}, path)
-            told = (
+            headers_told = (
                 response.headers["x-lmi-refusal"],
                 response.headers["x-envoy-immediate-health-check-fail"],
             )
 
-            assert (response.status, *told) == (503, "draining", "true")
+            assert (response.status, *headers_told) == (503, "draining", "true")
             assert "x-envoy-overloaded" not in response.headers
 
 
@@ -716,7 +718,9 @@ def test_a_refused_prompt_is_freed_without_the_collector(lmi: Host) -> None:
         gc.collect()
 
         assert not [
-            thing for thing in gc.garbage if isinstance(thing, LmiError | GenerationRequest)
+            leftover
+            for leftover in gc.garbage
+            if isinstance(leftover, LmiError | GenerationRequest)
         ]
     finally:
         gc.set_debug(0)

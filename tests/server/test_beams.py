@@ -71,12 +71,13 @@ def test_the_first_beam_is_the_answer_and_the_others_are_in_its_details(searchin
     )
     assert (status, answer["generated_text"]) == (200, "ab")
 
-    others = answer["details"]["best_of_sequences"]
-    assert [other["generated_text"] for other in others] == ["ab1", "ab2"]
-    assert [other["generated_tokens"] for other in others] == [4, 4]
+    other_sequences = answer["details"]["best_of_sequences"]
+    assert [sequence["generated_text"] for sequence in other_sequences] == ["ab1", "ab2"]
+    assert [sequence["generated_tokens"] for sequence in other_sequences] == [4, 4]
 
     log_probs = [
-        sum(token["log_prob"] for token in each["tokens"]) for each in (answer["details"], *others)
+        sum(token["log_prob"] for token in sequence_details["tokens"])
+        for sequence_details in (answer["details"], *other_sequences)
     ]
     assert log_probs[0] == min(log_probs), "the search ranks its beams"
 
@@ -93,16 +94,21 @@ def test_a_search_is_timed_to_its_first_token(searching: Host) -> None:
 
 def test_fewer_beams_are_returned_than_searched(searching: Host) -> None:
     _, answer = post(searching, LMI, in_lmi(num_beams=4, n=2, best_of=4, details=True))
-    assert [other["generated_text"] for other in answer["details"]["best_of_sequences"]] == ["ab1"]
+    assert [sequence["generated_text"] for sequence in answer["details"]["best_of_sequences"]] == [
+        "ab1"
+    ]
     assert asked(searching).sampling_config.num_return_sequences == 2
 
 
 def test_a_stop_string_ends_each_beam_at_its_own_place(searching: Host) -> None:
     parameters = {"num_beams": 2, "details": True, "stop_sequences": ["1"]}
     _, answer = post(searching, LMI, in_lmi(**parameters))
-    [other] = answer["details"]["best_of_sequences"]
+    [second_sequence] = answer["details"]["best_of_sequences"]
     assert (answer["generated_text"], answer["details"]["finish_reason"]) == ("ab", "eos_token")
-    assert (other["generated_text"], other["finish_reason"]) == ("ab", "stop_sequence")
+    assert (second_sequence["generated_text"], second_sequence["finish_reason"]) == (
+        "ab",
+        "stop_sequence",
+    )
     assert not asked(searching).streaming, "a search tells its beams once"
 
 

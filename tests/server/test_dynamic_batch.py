@@ -87,7 +87,8 @@ def test_the_lines_of_a_stream_are_together_the_whole_text(lines: Host) -> None:
 
 def test_a_stream_has_one_line_for_a_step_of_all_its_inputs(lines: Host) -> None:
     outputs = stream_of(lines, ["run abc", "run b", "run c", "run dd"], max_new_tokens=25)
-    assert len(outputs) <= 25 + 3  # where each begins a step later
+    # Where each begins a step later
+    assert len(outputs) <= 25 + 3
     assert ["".join(texts) for texts in zip(*outputs, strict=True)] == [
         ("abc" * 9)[:25],
         "b" * 25,

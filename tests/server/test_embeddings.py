@@ -54,8 +54,8 @@ def numbers(text: str) -> list[float]:
 
 def test_texts_and_ids_are_embedded_in_their_order(server: Host) -> None:
     texts = ["embed a", "embed bc", "embed def"]
-    for given in (texts, [list(text.encode()) for text in texts]):
-        status, answer = ask(server, given)
+    for inputs in (texts, [list(text.encode()) for text in texts]):
+        status, answer = ask(server, inputs)
         assert status == 200, answer
         assert answer["data"] == [
             {"object": "embedding", "index": n, "embedding": numbers(text)}
@@ -116,13 +116,13 @@ def test_a_refusal_names_the_field_in_openai_s_form(
 
 def test_a_model_that_generates_refuses_embeddings(generating: Host) -> None:
     status, answer = ask(generating, "say a")
-    said = (
+    message = (
         "model is not supported here: scripted has a model that generates text and gives no "
         "embeddings "
         "(docs/apis.md#embeddings: how it may)"
     )
     error = {
-        "message": said,
+        "message": message,
         "type": "invalid_request_error",
         "param": "model",
         "code": "unsupported",

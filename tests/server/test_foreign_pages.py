@@ -30,8 +30,8 @@ def test_a_page_of_another_origin_makes_the_model_do_nothing(origin: str, tmp_pa
         response, body = lmi.post(
             ASK, headers=ATTACK | {"Origin": origin, "Content-Type": "text/plain"}
         )
-        said = "Origin must be that of this server or one of lmi serve's cors_allowed_origins"
-        assert (response.status, json.loads(body)["error"]) == (403, f"{said}, given '{origin}'")
+        message = "Origin must be that of this server or one of lmi serve's cors_allowed_origins"
+        assert (response.status, json.loads(body)["error"]) == (403, f"{message}, given '{origin}'")
         assert lmi.executor.requests == []
 
 
@@ -79,10 +79,11 @@ def test_an_origin_of_another_scheme_is_another_one_also_at_the_same_place(tmp_p
 
 def test_two_origins_are_none_of_this_server(tmp_path: Path) -> None:
     with host(tmp_path) as lmi:
-        own = f"Origin: http://127.0.0.1:{lmi.port}\r\n"
-        for further in (own, "Origin: https://evil.example\r\n"):
+        own_origin = f"Origin: http://127.0.0.1:{lmi.port}\r\n"
+        for further in (own_origin, "Origin: https://evil.example\r\n"):
             with socket.create_connection(("127.0.0.1", lmi.port), 60) as connection:
-                head = f"POST /invocations HTTP/1.1\r\nHost: 127.0.0.1:{lmi.port}\r\n{own}{further}"
+                request_line = f"POST /invocations HTTP/1.1\r\nHost: 127.0.0.1:{lmi.port}\r\n"
+                head = f"{request_line}{own_origin}{further}"
                 connection.sendall(f"{head}Content-Length: {len(ASK)}\r\n\r\n".encode() + ASK)
                 assert connection.recv(100).startswith(b"HTTP/1.1 403 ")
 

@@ -87,8 +87,8 @@ def test_a_body_at_invocations_is_read_by_the_rule_of_its_api(lmi: Host) -> None
 
 def test_the_defaults_are_told_where_people_and_machines_look(lmi: Host) -> None:
     info = json.loads(lmi.send("GET", "/server_info")[1])
-    told = info["models"]["scripted"]["model"]["generation_defaults"]
-    assert told == msgspec.to_builtins(DEFAULTS)
+    defaults_told = info["models"]["scripted"]["model"]["generation_defaults"]
+    assert defaults_told == msgspec.to_builtins(DEFAULTS)
     tags = json.loads(lmi.send("GET", "/openapi.json")[1])["tags"]
     telling = {
         tag["name"] for tag in tags if "temperature 0.6, top_k 20, min_p 0.05" in tag["description"]

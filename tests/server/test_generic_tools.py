@@ -63,9 +63,9 @@ def test_a_message_of_anthropic_s_has_the_call(server: Host) -> None:
 
 def test_a_response_has_the_call(server: Host) -> None:
     body = {"input": f"say {CALL}", "tools": [FUNCTION | {"type": "function"}]}
-    [item] = ask(server, "/v1/responses", body)["output"]
+    [call] = ask(server, "/v1/responses", body)["output"]
 
-    assert (item["type"], item["name"], json.loads(item["arguments"])) == (
+    assert (call["type"], call["name"], json.loads(call["arguments"])) == (
         "function_call",
         "f",
         {"a": 1},

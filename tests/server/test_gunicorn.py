@@ -48,8 +48,8 @@ def settings(runtime: ServerRuntime, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.fixture
 def block(settings: ModuleType) -> Block:
-    found: Block = settings._block
-    return found
+    block: Block = settings._block
+    return block
 
 
 def test_gunicorn_reads_the_settings_and_finds_them_sound(
@@ -69,7 +69,8 @@ def test_requests_end_with_the_drain_and_uvicorn_cancels_a_second_later_before_g
     settings: ModuleType,
 ) -> None:
     cancel_s = settings.FrontEndWorker.CONFIG_KWARGS["timeout_graceful_shutdown"]
-    assert cancel_s - settings.LAST_S == 9.0  # the first second is the notice
+    # The first second is the notice
+    assert cancel_s - settings.LAST_S == 9.0
     assert cancel_s < settings.graceful_timeout and settings.LAST_S < DRAIN_CUT_S
 
 
@@ -137,7 +138,8 @@ def test_a_worker_that_ended_leaves_no_gauge_behind_and_all_its_totals(
     record.num_in_flight = 5
     record.num_prompt_tokens = 9
     settings.child_exit(SimpleNamespace(), SimpleNamespace(slot=1, pid=76))
-    assert record.num_in_flight == 5  # it belongs to another worker now
+    # It belongs to another worker now
+    assert record.num_in_flight == 5
     settings.child_exit(SimpleNamespace(), SimpleNamespace(slot=1, pid=77))
     assert (record.pid, record.num_in_flight, record.num_prompt_tokens) == (0, 0, 9)
 

@@ -50,8 +50,8 @@ def ask(server: Host, *parts: object, path: str = CHAT, **fields: object) -> tup
 
 
 def test_an_engine_gets_the_files_and_a_prompt_with_their_placeholders(seeing: Host) -> None:
-    status, found = ask(seeing, SAY, SHOWN, SHOWN)
-    assert (status, found["choices"][0]["message"]["content"]) == (200, "it ##")
+    status, answer = ask(seeing, SAY, SHOWN, SHOWN)
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "it ##")
     assert seeing.executor.requests[-1].images == (PNG, PNG)
 
 
@@ -61,8 +61,8 @@ def test_anthropic_s_messages_show_images_in_results_of_tools_too(seeing: Host) 
         "tool_use_id": "c",
         "content": [SAY, {"type": "image", "source": SOURCE}],
     }
-    status, found = ask(seeing, result, path="/v1/messages")
-    assert (status, found["content"][0]["text"]) == (200, "it #")
+    status, answer = ask(seeing, result, path="/v1/messages")
+    assert (status, answer["content"][0]["text"]) == (200, "it #")
     assert seeing.executor.requests[-1].images == (PNG,)
 
 
@@ -75,26 +75,26 @@ def test_an_engine_that_reads_text_alone_says_so(blind: Host) -> None:
         (CHAT, SHOWN, "image_url"),
         ("/v1/messages", {"type": "image", "source": SOURCE}, "image"),
     ):
-        status, found = ask(blind, SAY, part, path=path)
-        assert (status, found["error"]["message"]) == (400, f"{words} '{kind}'")
+        status, answer = ask(blind, SAY, part, path=path)
+        assert (status, answer["error"]["message"]) == (400, f"{words} '{kind}'")
 
 
 def test_more_images_than_a_prompt_may_have_are_refused(seeing: Host) -> None:
-    status, found = ask(seeing, SAY, SHOWN, SHOWN, SHOWN)
-    assert (status, found["error"]["param"]) == (400, "messages")
+    status, answer = ask(seeing, SAY, SHOWN, SHOWN, SHOWN)
+    assert (status, answer["error"]["param"]) == (400, "messages")
     assert (
-        found["error"]["message"]
+        answer["error"]["message"]
         == "messages must have at most 2 images (option.limit_mm_per_prompt), given 3"
     )
 
 
 def test_what_an_engine_says_of_an_image_names_its_place(seeing: Host) -> None:
-    status, found = ask(seeing, {"type": "text", "text": "reject images[1]"}, SHOWN, SHOWN)
-    assert (status, found["error"]["message"]) == (400, "messages[0].content[2] must be another")
+    status, answer = ask(seeing, {"type": "text", "text": "reject images[1]"}, SHOWN, SHOWN)
+    assert (status, answer["error"]["message"]) == (400, "messages[0].content[2] must be another")
 
 
 def test_only_an_engine_counts_the_tokens_of_an_image(seeing: Host) -> None:
-    status, found = ask(
+    status, answer = ask(
         seeing, SAY, {"type": "image", "source": SOURCE}, path="/v1/messages/count_tokens"
     )
-    assert status == 400 and "an engine that reads the image knows" in found["error"]["message"]
+    assert status == 400 and "an engine that reads the image knows" in answer["error"]["message"]

@@ -299,8 +299,8 @@ def test_a_failure_in_a_stream_has_the_stream_s_framing(lmi: Host, accept: str) 
     if accept == "*/*":
         last = answer.splitlines()[-1]
     else:
-        *_, last, done, rest = answer.split(b"\n\n")
-        assert (done, rest) == (b"data: [DONE]", b"")
+        *_, last, done, tail = answer.split(b"\n\n")
+        assert (done, tail) == (b"data: [DONE]", b"")
 
     assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "the script says so"
 

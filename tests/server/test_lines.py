@@ -20,7 +20,8 @@ from tests.scripted import CAPABILITIES, Host, host, wait_until
 
 LINES = {"content-type": "application/jsonlines"}
 PATHS = ["/invocations", "/predictions/scripted", "/predictions/model/1", "/models/scripted/invoke"]
-NUM_RUNNING = 64  # of the scripted engine
+# Of the scripted engine
+NUM_RUNNING = 64
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,8 @@ def lmi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 def body_of(*requests: object) -> bytes:
     return b"\n".join(
-        each if isinstance(each, bytes) else json.dumps(each).encode() for each in requests
+        request if isinstance(request, bytes) else json.dumps(request).encode()
+        for request in requests
     )
 
 
@@ -103,10 +105,10 @@ def test_a_thousand_lines_come_back_in_order_with_the_bad_ones_in_their_places(l
         999: {"inputs": "fail x"},
     }
     requests = [bad.get(n, {"inputs": f"say {n}"}) for n in range(1000)]
-    found = answers(lmi, *requests)
-    assert len(found) == 1000
+    answers_read = answers(lmi, *requests)
+    assert len(answers_read) == 1000
 
-    for n, answer in enumerate(found):
+    for n, answer in enumerate(answers_read):
         if n in bad:
             assert answer["error"] and answer["code"] == 424, answer
         else:
@@ -134,14 +136,14 @@ def test_a_body_without_lines_with_too_many_or_not_in_utf8_is_424(lmi: Host, bod
 def test_a_stream_in_a_line_is_answered_whole_and_logged_once(
     lmi: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = [
+    requests = [
         {"inputs": "say hi", "stream": True},
         {"inputs": "say hi", "parameters": {"output_formatter": "sse"}},
         {"prompt": "say hi", "stream": True, "stream_options": {"include_usage": True}},
         {"inputs": "say hi", "stream": True, "parameters": {"top_p": 5}},
     ]
     plain, formatted, completion, refused = answers(
-        lmi, *asked, headers={"accept": "text/event-stream"}
+        lmi, *requests, headers={"accept": "text/event-stream"}
     )
 
     assert plain == formatted == {"generated_text": "hi"}
@@ -246,8 +248,10 @@ def test_a_line_beyond_its_time_is_504_and_the_next_one_has_its_own_time(tmp_pat
 def test_the_time_that_a_client_waits_is_that_of_all_its_lines_together(lmi: Host) -> None:
     num_before = len(lmi.executor.requests)
     late = answers(lmi, *[{"inputs": "hang"}] * (NUM_RUNNING + 40), headers={TIMEOUT: "0.5"})
-    said = "no answer within 0.5 s, as the client asked"
-    assert [(each["error"], each["code"]) for each in late] == [(said, 504)] * (NUM_RUNNING + 40)
+    message = "no answer within 0.5 s, as the client asked"
+    assert [(late_answer["error"], late_answer["code"]) for late_answer in late] == [
+        (message, 504)
+    ] * (NUM_RUNNING + 40)
     assert len(lmi.executor.requests) - num_before <= NUM_RUNNING, (
         "a line that was late already began"
     )

@@ -45,14 +45,14 @@ def test_an_answer_has_the_load_where_its_request_asks_for_it(
 ) -> None:
     text = head_of(running, body, **{FORMAT: "TEXT"})
     assert text.status == status
-    kind, _, given = str(text.getheader(REPORT)).partition(" ")
-    names = [pair.partition("=")[0] for pair in given.split(", ")]
+    kind, _, metrics_text = str(text.getheader(REPORT)).partition(" ")
+    names = [pair.partition("=")[0] for pair in metrics_text.split(", ")]
     assert kind == "TEXT" and names == [f"named_metrics.{name}" for name in NAMES]
 
-    kind, _, given = str(head_of(running, body, **{FORMAT: "json"}).getheader(REPORT)).partition(
-        " "
-    )
-    assert kind == "JSON" and list(json.loads(given)["named_metrics"]) == NAMES
+    kind, _, metrics_text = str(
+        head_of(running, body, **{FORMAT: "json"}).getheader(REPORT)
+    ).partition(" ")
+    assert kind == "JSON" and list(json.loads(metrics_text)["named_metrics"]) == NAMES
 
 
 def test_who_does_not_ask_or_asks_for_another_format_gets_no_load(running: Host) -> None:

@@ -165,8 +165,8 @@ TEMPLATE = "{{ messages[-1]['content'] }}"
 
 def test_every_api_is_asked() -> None:
     only_without_a_rolling_batch = {"dynamic_batch"}
-    asked = {case.api for case in (*ASKED.values(), *EMBEDDINGS.values())}
-    assert set(APIS) <= asked | only_without_a_rolling_batch
+    apis_asked = {case.api for case in (*ASKED.values(), *EMBEDDINGS.values())}
+    assert set(APIS) <= apis_asked | only_without_a_rolling_batch
 
 
 @pytest.fixture(scope="module")
@@ -222,10 +222,12 @@ def snapshot(server: Host) -> tracemalloc.Snapshot:
     gc.collect()
 
     # an event loop keeps the handles of timers that were cancelled, until they are half of all
-    others = (
+    patterns = (
         f"{Path(__file__).parents[1]}/*",
         tracemalloc.__file__,
         f"{Path(asyncio.__file__).parent}/*",
     )
-    filters = [tracemalloc.Filter(inclusive=False, filename_pattern=pattern) for pattern in others]
+    filters = [
+        tracemalloc.Filter(inclusive=False, filename_pattern=pattern) for pattern in patterns
+    ]
     return tracemalloc.take_snapshot().filter_traces(filters)

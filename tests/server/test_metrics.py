@@ -141,10 +141,11 @@ def test_each_sequence_has_its_phases_and_its_length(tmp_path: Path) -> None:
         ]
 
     assert observed("prompt_length_tokens") == (4, 3 * len("say hi") + len("say hello"))
+    # With the end token
     assert observed("sequence_length_tokens") == (
         4,
         3 * len("hi.") + len("hello."),
-    )  # with the end token
+    )
     assert observed("longest_sequence_tokens") == (3, 2 * len("hi.") + len("hello."))
 
     phases = [observed(f"{phase}_time_seconds") for phase in ("queue", "prefill", "decode")]
@@ -337,12 +338,12 @@ def test_statuses_are_counted_by_class_as_vllms_http_server_does(tmp_path: Path)
         block.frontends[1].num_requests.add(code)
 
     samples = scrape(block, model)
-    found = {
+    counts = {
         status: samples[f"http_requests_total{{status={status}}}"]
         for status in ("2xx", "4xx", "5xx", "other")
     }
 
-    assert found == {"2xx": 2, "4xx": 2, "5xx": 1, "other": 1}
+    assert counts == {"2xx": 2, "4xx": 2, "5xx": 1, "other": 1}
 
 
 def test_a_model_with_an_engine_is_awake_and_one_without_is_not_shown(tmp_path: Path) -> None:
@@ -350,10 +351,10 @@ def test_a_model_with_an_engine_is_awake_and_one_without_is_not_shown(tmp_path: 
     model = Block.create(tmp_path / "model", 2, 1)
 
     def states() -> dict[str, float]:
-        found = scrape(block, model).items()
+        scraped = scrape(block, model).items()
         return {
             name.rpartition("=")[2]: value
-            for name, value in found
+            for name, value in scraped
             if name.startswith("vllm:engine_sleep_state")
         }
 
@@ -374,13 +375,15 @@ def test_the_page_has_each_series_of_ours_beside_its_twins(tmp_path: Path) -> No
     rows = [
         re.findall(r"`([\w:]+)`", row) for row in re.findall(r"^\| `lmi_.*$", page, re.MULTILINE)
     ]
-    shown = {name: kind for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE)}
+    kinds_shown = {
+        name: kind for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE)
+    }
 
     assert {
         name for row in rows for name in row if name.startswith(("lmi_", "vllm:", "http_"))
-    } == shown.keys()
+    } == kinds_shown.keys()
     assert all(
-        shown[name] == shown[row[0]]
+        kinds_shown[name] == kinds_shown[row[0]]
         for row in rows
         for name in row
         if name.startswith(("vllm:", "http_"))
@@ -393,7 +396,8 @@ def test_each_process_has_its_memory_its_time_and_its_files(tmp_path: Path) -> N
     block.frontends[1].pid = os.getpid()
     with subprocess.Popen(["sleep", "60"]) as process:
         model.engines[0].pid = process.pid
-        model.engines[1].pid = 2**22 + 1  # beyond all that a kernel gives: a process that has ended
+        # Beyond all that a kernel gives: a process that has ended
+        model.engines[1].pid = 2**22 + 1
 
         # the kernel counts the pages of a new process late
         statm = Path(f"/proc/{process.pid}/statm")
@@ -401,19 +405,31 @@ def test_each_process_has_its_memory_its_time_and_its_files(tmp_path: Path) -> N
         samples = scrape(block, model)
         process.kill()
 
-    ours = "{process=front 1}"
-    other = "{model=demo}{process=engine 0}"
-    named = {name: value for name, value in samples.items() if name.startswith("process_")}
+    front_end_labels = "{process=front 1}"
+    engine_labels = "{model=demo}{process=engine 0}"
+    process_samples = {
+        name: value for name, value in samples.items() if name.startswith("process_")
+    }
 
-    assert {name.partition("{")[2] for name in named} == {ours[1:], other[1:]}
+    assert {name.partition("{")[2] for name in process_samples} == {
+        front_end_labels[1:],
+        engine_labels[1:],
+    }
     assert (
-        named[f"process_resident_memory_bytes{ours}"]
-        > named[f"process_resident_memory_bytes{other}"]
+        process_samples[f"process_resident_memory_bytes{front_end_labels}"]
+        > process_samples[f"process_resident_memory_bytes{engine_labels}"]
         > 0
     )
-    assert named[f"process_cpu_seconds_total{ours}"] > 0
-    assert named[f"process_start_time_seconds{ours}"] <= named[f"process_start_time_seconds{other}"]
-    assert named[f"process_open_fds{ours}"] > named[f"process_open_fds{other}"] > 0
+    assert process_samples[f"process_cpu_seconds_total{front_end_labels}"] > 0
+    assert (
+        process_samples[f"process_start_time_seconds{front_end_labels}"]
+        <= process_samples[f"process_start_time_seconds{engine_labels}"]
+    )
+    assert (
+        process_samples[f"process_open_fds{front_end_labels}"]
+        > process_samples[f"process_open_fds{engine_labels}"]
+        > 0
+    )
 
 
 def test_dropped_lines_of_the_log_are_those_of_all_processes(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def said(role: str, words: str, **more: str) -> dict[str, Any]:
 
 
 HELLO = [said("user", "Say hello")]
-CASES = {  # the input, and what the template makes of it
+# The input, and what the template makes of it
+CASES = {
     "basic-response": (HELLO, "user: Say hello."),
     "system-prompt": (
         [said("system", "Be a pirate"), *HELLO],
@@ -78,7 +79,8 @@ OF_A_RESPONSE = {
     "tool_choice": str | dict,
 }
 PLACE = {"item_id", "output_index"}
-FIELDS = {  # of each kind of event
+# Of each kind of event
+FIELDS = {
     **dict.fromkeys(
         ("response.created", "response.in_progress", "response.completed"), {"response"}
     ),
@@ -150,7 +152,7 @@ def check_stream(served: Host, told: list[str], **fields: Any) -> dict[str, Any]
     stream = events(body)
     kinds = [
         kind.removeprefix("response.")
-        for kind, _ in itertools.groupby(each["type"] for each in stream)
+        for kind, _ in itertools.groupby(event["type"] for event in stream)
     ]
     assert kinds == [
         "created",
@@ -160,10 +162,10 @@ def check_stream(served: Host, told: list[str], **fields: Any) -> dict[str, Any]
         "output_item.done",
         "completed",
     ]
-    for each in stream:
-        assert FIELDS[each["type"]] <= each.keys()
-        if "response" in each:
-            check_response(each["response"])
+    for event in stream:
+        assert FIELDS[event["type"]] <= event.keys()
+        if "response" in event:
+            check_response(event["response"])
 
     check_growth(stream)
     last: dict[str, Any] = stream[-1]["response"]
@@ -175,8 +177,8 @@ def test_a_text_is_streamed_in_the_order_of_the_specification(served: Host) -> N
 
 
 def test_a_tool_is_called_whole_and_streamed(served: Host) -> None:
-    asked: dict[str, Any] = {"input": HELLO, "tools": [WEATHER]}
-    for response in (ask(served, **asked), check_stream(served, OF_A_CALL, **asked)):
+    fields: dict[str, Any] = {"input": HELLO, "tools": [WEATHER]}
+    for response in (ask(served, **fields), check_stream(served, OF_A_CALL, **fields)):
         [call] = response["output"]
         assert (call["type"], call["status"], call["name"]) == (
             "function_call",

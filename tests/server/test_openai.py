@@ -77,8 +77,8 @@ def complete(server: Host, prompt: Any, **fields: Any) -> tuple[int, Any]:
 
 def events(body: bytes) -> list[dict[str, Any]]:
     """The objects of a stream that ends with its end mark."""
-    *records, rest = body.split(b"\n\n")
-    assert rest == b"" and records.pop() == b"data: [DONE]"
+    *records, tail = body.split(b"\n\n")
+    assert tail == b"" and records.pop() == b"data: [DONE]"
     assert all(record.startswith(b"data: ") for record in records)
     return [json.loads(record.removeprefix(b"data: ")) for record in records]
 
@@ -116,9 +116,11 @@ def test_a_stream_of_a_chat_tells_role_text_reason_and_usage_in_this_order(able:
     )
     assert response.getheader("content-type") == "text/event-stream"
 
-    role, *said, end, usage = events(body)
+    role, *text_chunks, end, usage = events(body)
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert text_of(said) == "ab" and all(chunk["usage"] is None for chunk in (role, *said, end))
+    assert text_of(text_chunks) == "ab" and all(
+        chunk["usage"] is None for chunk in (role, *text_chunks, end)
+    )
     assert end["choices"][0] == {
         "index": 0,
         "delta": {"content": ""},
@@ -194,12 +196,15 @@ def test_a_prompt_is_cut_at_the_side_that_is_asked_for(
     able: Host, side: str | None, kept: str
 ) -> None:
     prompt = "say absay bc"
-    asked = {"truncate_prompt_tokens": 6, "truncation_side": side, "return_token_ids": True}
-    _, of_text = complete(able, prompt, **asked)
-    _, of_ids = complete(able, list(prompt.encode()), **asked)
-    _, of_chat = chat(able, prompt, **asked)
-    told = [of_text["choices"][0]["prompt_token_ids"], of_ids["choices"][0]["prompt_token_ids"]]
-    assert [*told, of_chat["prompt_token_ids"]] == [list(kept.encode())] * 3
+    fields = {"truncate_prompt_tokens": 6, "truncation_side": side, "return_token_ids": True}
+    _, of_text = complete(able, prompt, **fields)
+    _, of_ids = complete(able, list(prompt.encode()), **fields)
+    _, of_chat = chat(able, prompt, **fields)
+    prompt_ids = [
+        of_text["choices"][0]["prompt_token_ids"],
+        of_ids["choices"][0]["prompt_token_ids"],
+    ]
+    assert [*prompt_ids, of_chat["prompt_token_ids"]] == [list(kept.encode())] * 3
 
     _, answer = able.post(
         {"inputs": prompt, "parameters": {"truncate": 6, "truncation_side": side}}
@@ -218,8 +223,8 @@ ROLE_TEMPLATE = (
 
 def test_a_role_of_the_model_s_own_reaches_its_template_which_may_refuse_it(tmp_path: Path) -> None:
     with host(tmp_path, model={"chat_template": ROLE_TEMPLATE}) as server:
-        said = [{"role": "document", "content": "a"}, {"role": "user", "content": "b"}]
-        _, tokens = server.post({"messages": said}, "/tokenize")
+        messages = [{"role": "document", "content": "a"}, {"role": "user", "content": "b"}]
+        _, tokens = server.post({"messages": messages}, "/tokenize")
         assert bytes(json.loads(tokens)["tokens"]) == b"document: a;user: b;"
         response, body = server.post({"messages": [{"role": "wizard", "content": "a"}]}, CHAT)
         assert response.status == 400 and "no role wizard" in json.loads(body)["error"]["message"]
@@ -299,8 +304,8 @@ def test_a_prompt_over_the_context_is_refused_in_words_that_clients_know(
     assert 400 <= response.status < 500
     answer = json.loads(body)
     error = answer["error"]
-    said = error["message"] if isinstance(error, dict) else error
-    assert words in said.lower(), said
+    message = error["message"] if isinstance(error, dict) else error
+    assert words in message.lower(), message
 
 
 def test_a_prompt_of_token_ids_over_the_context_is_refused_with_its_tokens(able: Host) -> None:
@@ -351,10 +356,10 @@ def test_a_log_prob_s_token_is_what_it_spells_though_a_stop_string_holds_its_tex
     able: Host,
 ) -> None:
     plain = {"max_tokens": 50, "logprobs": 1}
-    held = {"stop": ["bad times"]}
+    stop = {"stop": ["bad times"]}
     _, expected = complete(able, "say bad tea", **plain)
-    _, answer = complete(able, "say bad tea", **plain, **held)
-    _, chunks = complete(able, "say bad tea", **plain, **held, stream=True)
+    _, answer = complete(able, "say bad tea", **plain, **stop)
+    _, chunks = complete(able, "say bad tea", **plain, **stop, stream=True)
     assert answer["choices"] == expected["choices"]
     spelled = [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["tokens"]]
     assert "".join(spelled) == "bad tea<end>"
@@ -363,13 +368,13 @@ def test_a_log_prob_s_token_is_what_it_spells_though_a_stop_string_holds_its_tex
 
 def test_token_ids_are_those_of_the_engine_however_they_are_asked_for(able: Host) -> None:
     prompt = list(b"say \xc3\xa9!")
-    said = [*b"\xc3\xa9!", END_ID]
+    token_ids = [*b"\xc3\xa9!", END_ID]
     fields = {"max_tokens": 50, "return_token_ids": True}
     _, answer = complete(able, prompt, **fields)
 
     assert (answer["choices"][0]["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (
         prompt,
-        said,
+        token_ids,
     )
 
     _, chunks = complete(able, prompt, **fields, stream=True)
@@ -378,10 +383,10 @@ def test_token_ids_are_those_of_the_engine_however_they_are_asked_for(able: Host
     assert [choice.get("prompt_token_ids") for choice in choices] == [prompt] + [None] * (
         len(choices) - 1
     )
-    assert [token_id for choice in choices for token_id in choice["token_ids"]] == said
+    assert [token_id for choice in choices for token_id in choice["token_ids"]] == token_ids
 
     _, answer = chat(able, "say é!", **fields)
-    assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (prompt, said)
+    assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (prompt, token_ids)
 
     _, chunks = chat(able, "say é!", **fields, stream=True)
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [prompt] + [None] * (
@@ -389,7 +394,7 @@ def test_token_ids_are_those_of_the_engine_however_they_are_asked_for(able: Host
     )
     assert [
         token_id for chunk in chunks for token_id in chunk["choices"][0].get("token_ids", [])
-    ] == said
+    ] == token_ids
 
 
 @pytest.mark.parametrize(
@@ -398,11 +403,11 @@ def test_token_ids_are_those_of_the_engine_however_they_are_asked_for(able: Host
 def test_lists_of_log_probs_are_as_long_as_those_of_ids_and_as_the_usage(
     able: Host, fields: dict[str, Any]
 ) -> None:
-    asked = {"max_tokens": 50, "return_token_ids": True, **fields}
-    streamed = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    request_fields = {"max_tokens": 50, "return_token_ids": True, **fields}
+    streamed = {**request_fields, "stream": True, "stream_options": {"include_usage": True}}
     last = "x" if fields else "<end>"
 
-    _, answer = complete(able, "say éx", logprobs=0, **asked)
+    _, answer = complete(able, "say éx", logprobs=0, **request_fields)
     [choice] = answer["choices"]
     assert choice["logprobs"]["tokens"] == ["", "é", *(() if fields else ("x",)), last]
 
@@ -418,7 +423,7 @@ def test_lists_of_log_probs_are_as_long_as_those_of_ids_and_as_the_usage(
 
     assert chunks[-2]["choices"][0]["logprobs"]["tokens"][-1] == last
 
-    _, answer = chat(able, "say éx", logprobs=True, **asked)
+    _, answer = chat(able, "say éx", logprobs=True, **request_fields)
     [choice] = answer["choices"]
 
     assert (
@@ -429,14 +434,14 @@ def test_lists_of_log_probs_are_as_long_as_those_of_ids_and_as_the_usage(
     assert choice["logprobs"]["content"][-1]["token"] == last
 
     _, chunks = chat(able, "say éx", logprobs=True, **streamed)
-    said = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
     content = [
-        token for choice in said for token in (choice["logprobs"] or {"content": []})["content"]
+        token for choice in choices for token in (choice["logprobs"] or {"content": []})["content"]
     ]
 
     assert [token["token"] for token in content][-1] == last
     assert len(content) == chunks[-1]["usage"]["completion_tokens"]
-    assert said[-1]["logprobs"]["content"][0]["token"] == last, (
+    assert choices[-1]["logprobs"]["content"][0]["token"] == last, (
         "the end is told with the reason, as in vLLM"
     )
 
@@ -595,20 +600,20 @@ def test_without_tools_a_call_is_text(able: Host) -> None:
 
 
 def test_a_named_function_s_arguments_are_guided(able: Host) -> None:
-    named = {"type": "function", "function": {"name": "f"}}
-    _, answer = chat(able, 'say {"a": 2}', tools=[TOOL], tool_choice=named)
+    choice_of_tool = {"type": "function", "function": {"name": "f"}}
+    _, answer = chat(able, 'say {"a": 2}', tools=[TOOL], tool_choice=choice_of_tool)
     [call] = answer["choices"][0]["message"]["tool_calls"]
     assert call["function"] == {"name": "f", "arguments": '{"a": 2}'}
     assert last_request(able).guided_decoding_params.guide_type is GuideType.JSON_SCHEMA
 
 
 def test_a_thought_stands_apart_from_the_answer(able: Host) -> None:
-    said = "say <think>\nhm\n</think>\n\nYes"
-    _, answer = chat(able, said)
+    text = "say <think>\nhm\n</think>\n\nYes"
+    _, answer = chat(able, text)
     message = answer["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("hm", "Yes")
 
-    _, chunks = chat(able, said, stream=True)
+    _, chunks = chat(able, text, stream=True)
     thoughts = [
         choice["delta"].get("reasoning_content", "")
         for chunk in chunks
@@ -619,17 +624,17 @@ def test_a_thought_stands_apart_from_the_answer(able: Host) -> None:
 
 
 def test_thoughts_are_left_out_or_stay_in_the_text_where_a_client_says_so(able: Host) -> None:
-    said = "say <think>\nhm\n</think>\n\nYes"
+    text = "say <think>\nhm\n</think>\n\nYes"
 
     for fields, content in (
         ({"include_reasoning": False}, "Yes"),
-        ({"separate_reasoning": False}, said.removeprefix("say ")),
+        ({"separate_reasoning": False}, text.removeprefix("say ")),
     ):
-        _, answer = chat(able, said, **fields)
+        _, answer = chat(able, text, **fields)
         message = answer["choices"][0]["message"]
         assert (message.get("reasoning_content"), message["content"]) == (None, content)
 
-        _, chunks = chat(able, said, stream=True, **fields)
+        _, chunks = chat(able, text, stream=True, **fields)
         deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
 
         assert not any("reasoning_content" in delta for delta in deltas)
@@ -674,10 +679,11 @@ def test_a_refusal_names_the_same_field_whoever_refused(
 ) -> None:
     status, by_front_end = complete(unable, "say a", **asked)
     assert (status, by_front_end["error"]["param"]) == (400, param)
+    # When the request comes to the engine, and in its first step
     for order in (
         "refuse",
         "reject",
-    ):  # when the request comes to the engine, and in its first step
+    ):
         status, by_engine = complete(able, f"{order} {field}", **asked)
         assert (status, by_engine["error"]["param"]) == (400, param)
         assert by_engine["error"]["message"].startswith(f"{param} must be ")
@@ -859,20 +865,20 @@ def cached(usage: dict[str, Any]) -> int:
 
 
 def test_usage_tells_the_tokens_of_the_prompt_that_were_cached(able: Host) -> None:
-    said = "say How many of these are cached?"
-    cold, warm = (chat(able, said)[1]["usage"] for _ in range(2))
+    prompt = "say How many of these are cached?"
+    cold, warm = (chat(able, prompt)[1]["usage"] for _ in range(2))
     assert cached(cold) < len("say How")
     assert cached(warm) == warm["prompt_tokens"] - 1, "the last one is always computed"
-    assert cached(complete(able, said, max_tokens=4)[1]["usage"]) == warm["prompt_tokens"] - 1
+    assert cached(complete(able, prompt, max_tokens=4)[1]["usage"]) == warm["prompt_tokens"] - 1
 
 
 @pytest.mark.parametrize("ask", [chat, complete])
 def test_the_last_chunk_of_a_stream_tells_the_cached_tokens_too(able: Host, ask: Any) -> None:
-    said = f"say The cache of a stream of {ask.__name__}"
+    prompt = f"say The cache of a stream of {ask.__name__}"
     for _ in range(2):
-        _, chunks = ask(able, said, stream=True, stream_options={"include_usage": True})
+        _, chunks = ask(able, prompt, stream=True, stream_options={"include_usage": True})
 
-    assert cached(chunks[-1]["usage"]) == len(said) - 1
+    assert cached(chunks[-1]["usage"]) == len(prompt) - 1
 
 
 def test_cached_tokens_are_those_of_all_prompts_together(able: Host) -> None:
@@ -883,26 +889,28 @@ def test_cached_tokens_are_those_of_all_prompts_together(able: Host) -> None:
 
 @pytest.mark.parametrize("ask", [chat, complete])
 def test_prompts_of_different_salts_share_no_cache(able: Host, ask: Any) -> None:
-    said = "say A secret of one user"
+    prompt = "say A secret of one user"
     alice = f"{ask.__name__}-alice"
     bob = f"{ask.__name__}-bob"
-    usages = [ask(able, said, cache_salt=salt)[1]["usage"] for salt in (alice, bob, alice)]
-    assert [cached(usage) for usage in usages[:2]] == [0, 0] and cached(usages[2]) == len(said) - 1
+    usages = [ask(able, prompt, cache_salt=salt)[1]["usage"] for salt in (alice, bob, alice)]
+    assert [cached(usage) for usage in usages[:2]] == [0, 0] and cached(usages[2]) == len(
+        prompt
+    ) - 1
     assert last_request(able).cache_salt == alice
 
 
 def test_with_the_scope_of_a_request_no_two_requests_share_cache(tmp_path: Path) -> None:
-    said = "say A secret of one user"
+    prompt = "say A secret of one user"
     with host(tmp_path, model={"prefix_cache_scope": "request"}) as server:
         alone = [
-            complete(server, said, cache_salt=salt)[1]["usage"]
+            complete(server, prompt, cache_salt=salt)[1]["usage"]
             for salt in (None, None, "alice", "alice")
         ]
-        both = complete(server, [said, said])[1]["usage"]
-        salts = [one.cache_salt for one in server.executor.requests]
+        both = complete(server, [prompt, prompt])[1]["usage"]
+        salts = [request.cache_salt for request in server.executor.requests]
 
     assert [cached(usage) for usage in alone] == [0] * 4
-    assert cached(both) == len(said) - 1, "the prompts of one request share it"
+    assert cached(both) == len(prompt) - 1, "the prompts of one request share it"
     assert len({*salts[:-1]}) == 5 and salts[-1] == salts[-2] and None not in salts
 
 
@@ -923,7 +931,8 @@ def test_metrics_and_the_log_tell_how_much_of_the_prompts_was_cached(
     before = counted()
     with caplog.at_level("INFO", "lmi.access"):
         chat(able, "say It is counted.")
-        wait_until(lambda: caplog.records)  # the line is written after the answer
+        # The line is written after the answer
+        wait_until(lambda: caplog.records)
 
     num = len("say It is counted.")
     assert counted() == (before[0] + num, before[1] + num - 1)
@@ -947,7 +956,8 @@ def test_a_line_of_the_log_without_an_answer_tells_no_tokens(
     with caplog.at_level("INFO", "lmi.access"):
         chat(able, "say a", temperature=-1)
         able.send("GET", "/v1/models")
-        wait_until(lambda: len(caplog.records) == 2)  # a line is written after the answer
+        # A line is written after the answer
+        wait_until(lambda: len(caplog.records) == 2)
 
     lines = [record for record in caplog.records if record.name == "lmi.access"]
     assert len(lines) == 2 and not any(hasattr(line, "prompt_tokens") for line in lines)

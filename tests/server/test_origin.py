@@ -104,16 +104,18 @@ def test_an_urgency_that_is_none_or_that_the_engine_lacks_is_refused_by_name(
     tmp_path: Path,
 ) -> None:
     with host(tmp_path) as lmi:
-        for given, said in (
+        for priority, words in (
             ("high", "must be a whole number"),
             ("1e3", "must be a whole number"),
             ("2", "priorities"),
         ):
             response, answer = lmi.post(
-                {"prompt": "say a"}, "/v1/completions", {CUSTOM_ATTRIBUTES: f"priority={given}"}
+                {"prompt": "say a"}, "/v1/completions", {CUSTOM_ATTRIBUTES: f"priority={priority}"}
             )
             assert (
-                response.status == 400 and "priority" in answer.decode() and said in answer.decode()
+                response.status == 400
+                and "priority" in answer.decode()
+                and words in answer.decode()
             )
 
 
@@ -129,8 +131,8 @@ def exchange(address: tuple[str, int] | None, headers: dict[str, str] | None = N
 
 def test_a_client_is_its_address_its_adapter_or_whom_a_trusted_gateway_names() -> None:
     usual, trusting = (
-        Access(ServerRuntime(Path("/r"), ServerConfig(trust_fairness_id=each)))
-        for each in (False, True)
+        Access(ServerRuntime(Path("/r"), ServerConfig(trust_fairness_id=trusts)))
+        for trusts in (False, True)
     )
 
     def client(access: Access, asked: Exchange, adapter: str | None = None) -> str:

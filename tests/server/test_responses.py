@@ -41,13 +41,15 @@ def ask(server: Host, said: str, **fields: Any) -> tuple[int, Any]:
 
 def events(body: bytes) -> list[dict[str, Any]]:
     """The objects of a stream, each under its name and with its number."""
-    *records, rest = body.split(b"\n\n")
-    assert rest == b""
+    *records, tail = body.split(b"\n\n")
+    assert tail == b""
     pairs = [record.split(b"\n") for record in records]
-    told = [json.loads(data.removeprefix(b"data: ")) for _, data in pairs]
-    assert [name for name, _ in pairs] == [f"event: {each['type']}".encode() for each in told]
-    assert [each["sequence_number"] for each in told] == list(range(len(told)))
-    return told
+    events_sent = [json.loads(data.removeprefix(b"data: ")) for _, data in pairs]
+    assert [name for name, _ in pairs] == [
+        f"event: {event['type']}".encode() for event in events_sent
+    ]
+    assert [event["sequence_number"] for event in events_sent] == list(range(len(events_sent)))
+    return events_sent
 
 
 def settled(response: dict[str, Any]) -> Any:
@@ -65,19 +67,26 @@ def check_growth(stream: list[dict[str, Any]]) -> None:
     the other.
     """
     last = stream[-1]["response"]
-    for index, item in enumerate(last["output"]):
-        told = [each for each in stream if each.get("output_index") == index]
+    for index, output_item in enumerate(last["output"]):
+        events_of_item = [event for event in stream if event.get("output_index") == index]
         assert (
-            told[0]["type"] == "response.output_item.added"
-            and told[-1]["type"] == "response.output_item.done"
+            events_of_item[0]["type"] == "response.output_item.added"
+            and events_of_item[-1]["type"] == "response.output_item.done"
         )
-        assert told[-1]["item"] == item and all(
-            each.get("item_id", item["id"]) == item["id"] for each in told
+        assert events_of_item[-1]["item"] == output_item and all(
+            event.get("item_id", output_item["id"]) == output_item["id"] for event in events_of_item
         )
-        whole = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
-        assert "".join(each["delta"] for each in told if each["type"].endswith(".delta")) == whole
+        whole = (
+            output_item["arguments"]
+            if output_item["type"] == "function_call"
+            else output_item["content"][0]["text"]
+        )
+        assert (
+            "".join(event["delta"] for event in events_of_item if event["type"].endswith(".delta"))
+            == whole
+        )
 
-    indexes = [each["output_index"] for each in stream if "output_index" in each]
+    indexes = [event["output_index"] for event in stream if "output_index" in event]
     assert indexes == sorted(indexes)
 
 
@@ -98,22 +107,22 @@ def test_a_stream_ends_with_the_whole_response(
 ) -> None:
     (_, whole), (_, stream) = ask(able, said, **fields), ask(able, said, stream=True, **fields)
     assert settled(stream[-1]["response"]) == settled(whole)
-    assert [each["type"] for each in stream[:2]] == ["response.created", "response.in_progress"]
+    assert [event["type"] for event in stream[:2]] == ["response.created", "response.in_progress"]
     assert stream[-1]["type"] == f"response.{whole['status']}"
     check_growth(stream)
 
 
 def test_a_response_repeats_the_settings_of_its_request(able: Host) -> None:
-    asked = {
+    fields = {
         "instructions": "Be brief.",
         "metadata": {"a": "b"},
         "temperature": 0.5,
         "tools": [TOOL],
     }
-    _, answer = ask(able, "say Hello", **asked)
+    _, answer = ask(able, "say Hello", **fields)
 
     assert {name: answer[name] for name in ("instructions", "metadata", "temperature")} == {
-        name: asked[name] for name in ("instructions", "metadata", "temperature")
+        name: fields[name] for name in ("instructions", "metadata", "temperature")
     }
     assert answer["tools"] == [TOOL | {"description": None, "strict": None}]
     assert (answer["store"], answer["previous_response_id"], answer["model"]) == (
@@ -126,7 +135,7 @@ def test_a_response_repeats_the_settings_of_its_request(able: Host) -> None:
 def test_a_failure_in_a_stream_is_the_response_s_last_event(able: Host) -> None:
     _, stream = ask(able, "fail abc", stream=True)
     assert (
-        "".join(each["delta"] for each in stream if each["type"] == "response.output_text.delta")
+        "".join(event["delta"] for event in stream if event["type"] == "response.output_text.delta")
         == "abc"
     )
 
@@ -145,8 +154,12 @@ def test_a_refusal_has_openai_s_form(able: Host) -> None:
         ({"model": "nobody"}, 404, "model", "model_not_found"),
         ({"input": "a" * 300}, 400, "input", "context_length_exceeded"),
     ):
-        given, answer = ask(able, "say Hello", **fields)
-        assert (given, answer["error"]["param"], answer["error"]["code"]) == (status, param, code)
+        response_status, answer = ask(able, "say Hello", **fields)
+        assert (response_status, answer["error"]["param"], answer["error"]["code"]) == (
+            status,
+            param,
+            code,
+        )
 
 
 INCLUDED = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
@@ -170,11 +183,11 @@ def test_texts_have_the_log_probs_of_their_tokens_where_a_client_includes_them(
             and len(entry["top_logprobs"]) <= 2
         )
 
-    deltas = [each for each in stream if each["type"] == "response.output_text.delta"]
-    told = [entry for each in deltas for entry in each["logprobs"]]
-    assert part["logprobs"][: len(told)] == told and told
+    deltas = [event for event in stream if event["type"] == "response.output_text.delta"]
+    log_probs_sent = [entry for event in deltas for entry in event["logprobs"]]
+    assert part["logprobs"][: len(log_probs_sent)] == log_probs_sent and log_probs_sent
 
-    [done] = [each for each in stream if each["type"] == "response.output_text.done"]
+    [done] = [event for event in stream if event["type"] == "response.output_text.done"]
     assert done["logprobs"] == part["logprobs"]
 
 

@@ -23,7 +23,8 @@ from lmi.settings.config import ServerConfig
 from tests.scripted import CAPABILITIES, Host, host, wait_until
 
 MANY = msgspec.structs.replace(CAPABILITIES, num_return_sequences=True)
-NUM_RUNNING = 64  # of the scripted engine
+# Of the scripted engine
+NUM_RUNNING = 64
 COMPLETIONS = "/v1/completions"
 
 

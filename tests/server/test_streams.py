@@ -82,9 +82,9 @@ ANSWERS = [
 def test_attributes_come_back_unchanged_on_every_answer(
     lmi: Host, path: str, body: dict[str, object], status: int
 ) -> None:
-    for given in ("trace=1; who=~ !", "x" * 1024):
-        response, _ = lmi.post(body, path, {CUSTOM_ATTRIBUTES: given})
-        assert (response.status, response.headers[CUSTOM_ATTRIBUTES]) == (status, given)
+    for attributes in ("trace=1; who=~ !", "x" * 1024):
+        response, _ = lmi.post(body, path, {CUSTOM_ATTRIBUTES: attributes})
+        assert (response.status, response.headers[CUSTOM_ATTRIBUTES]) == (status, attributes)
 
 
 @pytest.mark.parametrize("given", ["x" * 1025, "café", "tab\tinside"])
@@ -155,10 +155,10 @@ def texts(answer: bytes) -> list[object]:
 
     def strings(value: object) -> Iterator[object]:
         if isinstance(value, dict | list):
-            for each in (
+            for part in (
                 (value | {"request_id": None}).values() if isinstance(value, dict) else value
             ):
-                yield from strings(each)
+                yield from strings(part)
         elif isinstance(value, str) and not value.startswith(
             ("cmpl-", "chatcmpl-", "msg_", "resp_")
         ):
@@ -174,9 +174,9 @@ def test_a_stream_can_be_all_ascii_and_say_the_same(
 ) -> None:
     for prompt in ("say é漢🎉", "fail é漢🎉"):
         answer = in_ascii.post(asked(body, prompt), path)[1]
-        other = lmi.post(asked(body, prompt), path)[1]
-        assert answer.isascii() and not other.isascii()
-        assert texts(answer) == texts(other)
+        plain_answer = lmi.post(asked(body, prompt), path)[1]
+        assert answer.isascii() and not plain_answer.isascii()
+        assert texts(answer) == texts(plain_answer)
 
 
 def test_other_characters_are_escaped_as_json_does_and_bytes_that_are_no_text_stay() -> None:
@@ -192,12 +192,12 @@ def test_a_buffered_stream_has_the_same_bytes_its_length_and_its_real_status(
     counts = buffering.server_block.frontends[0].num_requests
     num_before = dict(counts.items())
     response, answer = buffering.post(asked(body, prompt), path)
-    streamed, other = lmi.post(asked(body, prompt), path)
+    streamed, plain_answer = lmi.post(asked(body, prompt), path)
 
     assert response.headers["content-length"] == str(len(answer))
     assert "transfer-encoding" not in response.headers
     assert response.headers["content-type"] == streamed.headers["content-type"]
-    assert len(answer) == len(other) and texts(answer) == texts(other)
+    assert len(answer) == len(plain_answer) and texts(answer) == texts(plain_answer)
     assert (response.status >= 400) == (b'"error"' in answer.replace(b'"error":null', b""))
 
     wait_until(

@@ -21,8 +21,8 @@ def tgi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 def events(body: bytes) -> list[dict[str, Any]]:
-    *parts, rest = body.split(b"\n\n")
-    assert rest == b"" and all(part.startswith(b"data:{") for part in parts)
+    *parts, tail = body.split(b"\n\n")
+    assert tail == b"" and all(part.startswith(b"data:{") for part in parts)
     return [json.loads(part.removeprefix(b"data:")) for part in parts]
 
 
@@ -49,10 +49,10 @@ def test_generate_answers_an_object_and_the_root_a_list_of_one(tgi: Host) -> Non
 def test_the_engine_is_asked_for_what_the_parameters_say(tgi: Host) -> None:
     parameters = {"max_new_tokens": 5, "temperature": 0.5, "top_k": 3, "seed": 7, "details": True}
     _, body = tgi.post({"inputs": "say hi", "parameters": parameters}, "/generate")
-    asked = tgi.executor.requests[-1]
-    assert (asked.max_tokens, asked.output_config.return_log_probs) == (5, True)
+    engine_request = tgi.executor.requests[-1]
+    assert (engine_request.max_tokens, engine_request.output_config.return_log_probs) == (5, True)
 
-    sampling = asked.sampling_config
+    sampling = engine_request.sampling_config
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.5, 3, 7)
 
     details = json.loads(body)["details"]
@@ -247,5 +247,7 @@ def test_under_tgi_compat_a_whole_answer_has_a_prefill_and_a_stream_has_none(
             {"inputs": "say hi", "stream": True, "parameters": {"output_formatter": "jsonlines"}}
         )
         assert "prefill" not in json.loads(body.splitlines()[-1])["details"]
-        asked = {"inputs": "say hi", "parameters": {"decoder_input_details": True}}
-        assert len(json.loads(served.post(asked)[1])[0]["details"]["prefill"]) == len("say hi")
+        request_body = {"inputs": "say hi", "parameters": {"decoder_input_details": True}}
+        assert len(json.loads(served.post(request_body)[1])[0]["details"]["prefill"]) == len(
+            "say hi"
+        )

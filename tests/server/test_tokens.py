@@ -107,8 +107,8 @@ def test_the_tokens_are_spelled_if_asked(served: Host) -> None:
 def test_what_cannot_be_read_is_refused_in_openai_s_form(
     served: Host, path: str, body: dict[str, Any], status: int, said: str
 ) -> None:
-    given, answer = ask(served, path, **body)
-    assert given == status and said in answer["error"]["message"]
+    response_status, answer = ask(served, path, **body)
+    assert response_status == status and said in answer["error"]["message"]
 
 
 def test_a_word_of_the_template_in_a_message_is_counted_as_text(tmp_path: Path) -> None:

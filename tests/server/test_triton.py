@@ -57,10 +57,11 @@ def test_generate_answers_one_object(lmi: Host) -> None:
 def test_generate_stream_answers_an_event_for_each_piece_and_no_end_mark(lmi: Host) -> None:
     response, body = lmi.post({"id": "42", "text_input": "say hé"}, STREAM)
     assert (response.status, response.headers["content-type"]) == (200, SSE)
-    said = events(body)
-    assert [event["text_output"] for event in said] == ["h", "", "é", ""]
+    events_read = events(body)
+    assert [event["text_output"] for event in events_read] == ["h", "", "é", ""]
     assert all(
-        {**event, "text_output": ""} == {"id": "42", **HEAD, "text_output": ""} for event in said
+        {**event, "text_output": ""} == {"id": "42", **HEAD, "text_output": ""}
+        for event in events_read
     )
 
 
@@ -99,11 +100,11 @@ def test_an_event_arrives_before_the_next_exists(lmi: Host) -> None:
             b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
             % (STREAM.encode(), len(body), body)
         )
-        seen = b""
-        while seen.count(b"data: ") < 2:
-            seen += raw.recv(4096)
+        data_read = b""
+        while data_read.count(b"data: ") < 2:
+            data_read += raw.recv(4096)
 
-        assert b'"text_output":"b"}\n\n' in seen
+        assert b'"text_output":"b"}\n\n' in data_read
 
 
 FAULTS = {
@@ -237,9 +238,9 @@ def test_what_is_not_there_is_told_in_the_api_s_own_form(
 def test_the_model_answers_by_the_name_that_the_path_has(
     lmi: Host, name: str, version: str
 ) -> None:
-    for what in ("generate", "generate_stream"):
+    for route in ("generate", "generate_stream"):
         response, answer = lmi.post(
-            {"text_input": "say a", "stream": False}, f"/v2/models/{name}{version}/{what}"
+            {"text_input": "say a", "stream": False}, f"/v2/models/{name}{version}/{route}"
         )
         fields = json.loads(answer.removeprefix(b"data: "))
         assert (response.status, fields["model_name"], fields["model_version"]) == (200, name, "1")
@@ -326,9 +327,8 @@ def test_statistics_count_what_ended_and_how(tmp_path: Path) -> None:
             "fail": {"count": 1},
             "cancel": {"count": 0},
         }
-        assert (
-            dict(served.server_block.frontends[0].num_requests.items())["200"] < 10
-        )  # a health check does not count as one
+        # A health check does not count as one
+        assert dict(served.server_block.frontends[0].num_requests.items())["200"] < 10
 
 
 def test_outputs_that_are_asked_for_come_as_further_keys(lmi: Host) -> None:
@@ -348,12 +348,12 @@ def test_outputs_that_are_asked_for_come_as_further_keys(lmi: Host) -> None:
         "output_log_probs": [-0.5, -0.5, -0.5],
     }
 
-    said = events(lmi.post(body, STREAM)[1])
-    assert [event["finish_reason"] for event in said] == ["None", "None", "stop"]
-    assert [event["cum_log_probs"] for event in said] == [-0.5, -1.0, -1.5]
+    events_read = events(lmi.post(body, STREAM)[1])
+    assert [event["finish_reason"] for event in events_read] == ["None", "None", "stop"]
+    assert [event["cum_log_probs"] for event in events_read] == [-0.5, -1.0, -1.5]
     assert {
         (event["num_input_tokens"], event["num_output_tokens"], event["output_log_probs"])
-        for event in said
+        for event in events_read
     } == {(6, 1, -0.5)}
 
 
@@ -368,9 +368,8 @@ def test_a_client_may_stay_for_its_next_request_after_every_kind_of_answer(lmi: 
         ) * 2:
             connection.request("POST", path, json.dumps({"text_input": prompt}))
             connection.getresponse().read()
-            assert (
-                connection.sock is not None
-            )  # http.client drops it where the server said that it closes
+            # http.client drops it where the server said that it closes
+            assert connection.sock is not None
     finally:
         connection.close()
 
@@ -381,7 +380,7 @@ def test_thirty_tokens_are_the_answer_when_none_are_named(lmi: Host) -> None:
 
 def test_the_engine_is_asked_the_same_as_by_the_lmi_api(lmi: Host) -> None:
     sampled = {"temperature": 0.5, "top_k": 5, "top_p": 0.9, "seed": 7, "repetition_penalty": 1.5}
-    for triton, own in (
+    for triton, lmi_fields in (
         ({}, {}),
         (
             {"max_tokens": 7, "stop_words": "x", "bad_words": ["y"]},
@@ -391,8 +390,8 @@ def test_the_engine_is_asked_the_same_as_by_the_lmi_api(lmi: Host) -> None:
     ):
         limit = {"max_new_tokens": 7} if "max_tokens" in triton else {}
         first = lmi.post({"text_input": "say hello", **triton}, GENERATE)[1]
-        second = lmi.post({"inputs": "say hello", "parameters": {**limit, **own}})[1]
-        asked, asked_by_lmi = lmi.executor.requests[-2:]
+        second = lmi.post({"inputs": "say hello", "parameters": {**limit, **lmi_fields}})[1]
+        engine_request, asked_by_lmi = lmi.executor.requests[-2:]
 
-        assert asked == asked_by_lmi
+        assert engine_request == asked_by_lmi
         assert json.loads(first)["text_output"] == json.loads(second)["generated_text"]

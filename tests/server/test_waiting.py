@@ -23,7 +23,8 @@ TEXT = "/v1/completions"
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
 PROGRESS = PromptProgress(num_computed_tokens=9, num_cached_tokens=4)
-NUM_TOLD = 3  # events of waiting that a test reads before the engine answers
+# Events of waiting that a test reads before the engine answers
+NUM_TOLD = 3
 
 
 @pytest.fixture
@@ -71,14 +72,14 @@ def all_events(
     """The events of a stream whose engine answers once the stream has told a few times that it
     waits.
     """
-    told: list[dict[str, Any]] = []
+    told_events: list[dict[str, Any]] = []
     with streamed(server, path, body_of(path, f"late {order}")) as answer:
         for event in events(answer()):
-            told.append(event)
-            if sum(map(is_waiting, told)) == NUM_TOLD:
+            told_events.append(event)
+            if sum(map(is_waiting, told_events)) == NUM_TOLD:
                 server.executor.let_go.set()
 
-    return told
+    return told_events
 
 
 def is_progress(event: dict[str, Any]) -> bool:
@@ -103,17 +104,17 @@ PROMPT_TOKENS = len("late say hi")
 def test_a_stream_of_openai_tells_its_progress_in_chunks_without_choices(
     served: Host, path: str
 ) -> None:
-    told = all_events(served, path, "say hi", is_progress)
-    waiting = [event for event in told if is_progress(event)]
-    assert told[: len(waiting)] == waiting
+    all_told = all_events(served, path, "say hi", is_progress)
+    waiting = [event for event in all_told if is_progress(event)]
+    assert all_told[: len(waiting)] == waiting
 
     for event in waiting:
         shape = shape_of_waiting(event, PROMPT_TOKENS)
         assert shape["choices"] == []
-        assert shape["id"] == told[-1]["id"]
+        assert shape["id"] == all_told[-1]["id"]
 
-    said = [event["choices"][0] for event in told[len(waiting) :]]
-    texts = [choice["delta"]["content"] if path == CHAT else choice["text"] for choice in said]
+    choices = [event["choices"][0] for event in all_told[len(waiting) :]]
+    texts = [choice["delta"]["content"] if path == CHAT else choice["text"] for choice in choices]
 
     assert "".join(texts) == "hi"
 
@@ -121,14 +122,14 @@ def test_a_stream_of_openai_tells_its_progress_in_chunks_without_choices(
 def test_a_stream_of_messages_tells_its_progress_in_deltas_without_a_stop_reason(
     served: Host,
 ) -> None:
-    told = all_events(served, MESSAGES, "say hi", is_progress)
-    kinds = [event["type"] for event in told]
+    all_told = all_events(served, MESSAGES, "say hi", is_progress)
+    kinds = [event["type"] for event in all_told]
 
     assert kinds[:2] == ["message_start", "ping"]
     assert kinds.count("message_start") == 1
     assert kinds[2 : 2 + NUM_TOLD] == ["message_delta"] * NUM_TOLD
 
-    for event in told[2 : 2 + NUM_TOLD]:
+    for event in all_told[2 : 2 + NUM_TOLD]:
         shape = shape_of_waiting(event, PROMPT_TOKENS)
         assert shape["delta"] == {"stop_reason": None, "stop_sequence": None}
         assert (shape["usage"]["input_tokens"], shape["usage"]["output_tokens"]) == (
@@ -136,27 +137,27 @@ def test_a_stream_of_messages_tells_its_progress_in_deltas_without_a_stop_reason
             0,
         )
 
-    assert told[0]["message"]["usage"]["input_tokens"] == PROMPT_TOKENS - 4
-    assert told[-2]["delta"]["stop_reason"] == "end_turn"
-    assert told[-2]["usage"]["input_tokens"] == PROMPT_TOKENS
+    assert all_told[0]["message"]["usage"]["input_tokens"] == PROMPT_TOKENS - 4
+    assert all_told[-2]["delta"]["stop_reason"] == "end_turn"
+    assert all_told[-2]["usage"]["input_tokens"] == PROMPT_TOKENS
 
 
 def test_a_stream_of_responses_is_in_progress_again_and_again(served: Host) -> None:
-    told = all_events(served, RESPONSES, "say hi", is_progress)
-    kinds = [event["type"] for event in told]
+    all_told = all_events(served, RESPONSES, "say hi", is_progress)
+    kinds = [event["type"] for event in all_told]
     assert kinds[0] == "response.created"
     assert kinds.count("response.created") == 1
     assert kinds[1 : 2 + NUM_TOLD] == ["response.in_progress"] * (1 + NUM_TOLD)
     assert kinds[-1] == "response.completed"
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    assert shape_of_waiting(told[2], PROMPT_TOKENS)["response"]["status"] == "in_progress"
+    assert [event["sequence_number"] for event in all_told] == list(range(len(all_told)))
+    assert shape_of_waiting(all_told[2], PROMPT_TOKENS)["response"]["status"] == "in_progress"
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, MESSAGES, RESPONSES])
 def test_an_error_after_the_beginning_has_the_form_of_the_stream(served: Host, path: str) -> None:
-    told = all_events(served, path, "fail ", is_progress)
+    all_told = all_events(served, path, "fail ", is_progress)
     forms = {MESSAGES: ("error",), RESPONSES: ("response", "error")}
-    last = told[-1]
+    last = all_told[-1]
     for name in forms.get(path, ("error",)):
         last = last[name]
 
@@ -165,8 +166,8 @@ def test_an_error_after_the_beginning_has_the_form_of_the_stream(served: Host, p
 
 def test_an_engine_that_knows_no_progress_tells_none(served: Host) -> None:
     served.executor.progress = None
-    told = all_events(served, CHAT, "say hi", lambda event: not event["choices"])
-    waiting = [event for event in told if not event["choices"]]
+    all_told = all_events(served, CHAT, "say hi", lambda event: not event["choices"])
+    waiting = [event for event in all_told if not event["choices"]]
     assert [event.get("prompt_progress") for event in waiting] == [None] * NUM_TOLD
     assert waiting[0]["queue_status"] == {"queue_position": 0, "estimated_wait_seconds": None}
 
@@ -195,15 +196,14 @@ def test_what_no_client_takes_for_progress_keeps_silent_and_has_its_status(
         streamed(served, path, body, headers) as answer,
         streamed(served, path, failing, headers) as refusal,
     ):
-        all_events(
-            served, CHAT, "say hi", is_progress
-        )  # while another stream has told that it waits
+        # While another stream has told that it waits
+        all_events(served, CHAT, "say hi", is_progress)
         response = answer()
         assert response.status == 200
 
-        said = response.read()
-        assert b"prompt_progress" not in said
-        assert b'"choices":[]' not in said
+        body_text = response.read()
+        assert b"prompt_progress" not in body_text
+        assert b'"choices":[]' not in body_text
         assert refusal().status in (424, 500)
 
 
@@ -220,13 +220,12 @@ def test_tgi_keeps_its_stream_alive_with_a_comment(served: Host) -> None:
 def test_a_stream_that_has_begun_with_a_token_tells_no_progress_later(served: Host) -> None:
     with streamed(served, CHAT, body_of(CHAT, "rest hi")) as answer:
         response = answer()
-        all_events(
-            served, CHAT, "say hi", is_progress
-        )  # while another stream has told that it waits
-        said = list(events(response))
+        # While another stream has told that it waits
+        all_events(served, CHAT, "say hi", is_progress)
+        events_read = list(events(response))
 
-    assert [event for event in said if is_progress(event)] == []
-    assert "".join(event["choices"][0]["delta"]["content"] for event in said) == "hi"
+    assert [event for event in events_read if is_progress(event)] == []
+    assert "".join(event["choices"][0]["delta"]["content"] for event in events_read) == "hi"
 
 
 def test_without_the_option_a_stream_begins_with_its_first_token(
@@ -241,8 +240,8 @@ def test_without_the_option_a_stream_begins_with_its_first_token(
 
 
 def test_of_requests_together_the_first_token_counts_and_all_prompts() -> None:
-    one = WaitStatus(100, 40, 10, 0, 2.5)
-    other = WaitStatus(50, 0, 0, 3, 9.0)
-    assert together([one, other]) == WaitStatus(150, 40, 10, 0, 2.5)
-    assert together([one, WaitStatus(50)]) == WaitStatus(150, None, None, 0, 2.5)
+    first_status = WaitStatus(100, 40, 10, 0, 2.5)
+    second_status = WaitStatus(50, 0, 0, 3, 9.0)
+    assert together([first_status, second_status]) == WaitStatus(150, 40, 10, 0, 2.5)
+    assert together([first_status, WaitStatus(50)]) == WaitStatus(150, None, None, 0, 2.5)
     assert together([]) == WaitStatus()

@@ -31,13 +31,13 @@ HOSTILE = [
 
 
 def test_a_session_is_found_by_every_reader_until_it_is_closed(tmp_path: Path) -> None:
-    mine, other = (Sessions(tmp_path / "sessions", 60) for _ in range(2))
+    mine, their_sessions = (Sessions(tmp_path / "sessions", 60) for _ in range(2))
     opened_s = time.time()
     session = mine.open()
     assert uuid.UUID(session.id).version == 4 and str(uuid.UUID(session.id)) == session.id
-    assert other.find(session.id) == session and not session.has_expired
+    assert their_sessions.find(session.id) == session and not session.has_expired
     assert opened_s + 60 <= session.expires_s <= time.time() + 60
-    assert other.close(session.id)
+    assert their_sessions.close(session.id)
     assert mine.find(session.id) is None and not mine.close(session.id)
     assert list((tmp_path / "sessions").iterdir()) == []
 
@@ -84,9 +84,9 @@ def test_there_are_never_more_than_the_limit_however_many_open_one_at_once(tmp_p
         )
         for n in range(3)
     ]
-    said = [process.communicate(timeout=60)[0].strip() for process in started]
+    outputs = [process.communicate(timeout=60)[0].strip() for process in started]
 
-    assert said == ["50 sessions are open, there is no room for another one"] * 3
+    assert outputs == ["50 sessions are open, there is no room for another one"] * 3
     assert len(names(tmp_path)) == 50
 
 
@@ -119,7 +119,8 @@ def test_an_owner_has_as_many_sessions_as_are_free_so_nobody_takes_the_last_plac
 def test_the_count_of_sessions_is_mended_when_somebody_cleans(tmp_path: Path) -> None:
     sessions = Sessions(tmp_path, 60, max_sessions=4)
     for session in (sessions.open(), sessions.open()):
-        shutil.rmtree(tmp_path / session.id)  # as the model's own code may do
+        # As the model's own code may do
+        shutil.rmtree(tmp_path / session.id)
 
     sessions.remove_expired()
     assert names(tmp_path) == [] and not (tmp_path / COUNTS).exists()

@@ -62,9 +62,11 @@ def test_a_new_session_is_told_in_both_headers(
 ) -> None:
     before_s = time.time()
     response, body = lmi.post(NEW, path, headers)
-    said = response.headers[HEADER]
-    match = re.fullmatch(r"([0-9a-f-]{36}); Expires=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", said)
-    assert match and response.headers[NEW_HEADER] == said
+    session_header = response.headers[HEADER]
+    match = re.fullmatch(
+        r"([0-9a-f-]{36}); Expires=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", session_header
+    )
+    assert match and response.headers[NEW_HEADER] == session_header
     assert body == b'{"result": "Session %b created"}\n' % match[1].encode()
     expires_s = datetime.strptime(match[2], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
     assert before_s + 1198 < expires_s <= time.time() + 1200
@@ -73,12 +75,12 @@ def test_a_new_session_is_told_in_both_headers(
 
 def test_the_session_that_is_named_is_closed_once(lmi: Host) -> None:
     session = opened(lmi)
-    other = opened(lmi)
+    session_id = opened(lmi)
     response, body = lmi.post(CLOSE, headers={HEADER: session})
     assert (response.status, body) == (200, b'{"result": "Session %b closed"}\n' % session.encode())
     assert response.headers[CLOSED_HEADER] == session and HEADER not in response.headers
     assert "unknown, closed or expired" in refused(lmi.post(CLOSE, headers={HEADER: session}))
-    assert lmi.post(SAY, headers={HEADER: other})[0].status == 200
+    assert lmi.post(SAY, headers={HEADER: session_id})[0].status == 200
 
 
 def test_a_session_belongs_to_the_address_that_opened_it(tmp_path: Path) -> None:
@@ -110,8 +112,10 @@ def test_a_request_that_does_not_open_a_session_is_served_without_one(
     caplog.set_level("INFO")
     response, _ = lmi.post(SAY, headers={HEADER: given})
     assert response.status == 200 and HEADER not in response.headers
-    said = [record.message for record in caplog.records if "served without one" in record.message]
-    assert len(said) == 1 and repr(given) in said[0]
+    messages = [
+        record.message for record in caplog.records if "served without one" in record.message
+    ]
+    assert len(messages) == 1 and repr(given) in messages[0]
 
 
 BAD_IDS = [

@@ -25,7 +25,7 @@ def test_the_adapters_beside_the_model_and_beside_serving_properties_are_found(
     inner = folder / "weights"
     inner.mkdir()
     (inner / "config.json").write_text("{}")
-    found = {
+    folders = {
         name: write_adapter(place / "adapters" / name)
         for place, name in ((folder, "b"), (inner, "a"))
     }
@@ -34,7 +34,7 @@ def test_the_adapters_beside_the_model_and_beside_serving_properties_are_found(
     resolved = settle(folder, f"{ENABLED}\noption.model_id=weights")
 
     assert resolved.config.model.adapters == {
-        name: str(path.resolve()) for name, path in found.items()
+        name: str(path.resolve()) for name, path in folders.items()
     }
     assert not [line for line in resolved.warnings if "adapters in" in line]
 
@@ -48,8 +48,8 @@ def test_adapters_that_are_not_loaded_are_one_warning_and_may_be_broken(
     (folder / "adapters" / "a b").mkdir(parents=True)
     (folder / "adapters" / "c").mkdir()
     resolved = settle(folder, text)
-    [said] = [line for line in resolved.warnings if "adapters in" in line]
-    assert said == (
+    [warning] = [line for line in resolved.warnings if "adapters in" in line]
+    assert warning == (
         f"the adapters in {folder / 'adapters'} are not loaded: "
         "option.enable_lora=true loads them, on an engine that has adapters"
     )

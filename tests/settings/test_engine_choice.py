@@ -68,7 +68,8 @@ def test_replicas_are_as_many_as_fit_between_the_two_bounds(
 def test_ranks_of_vllm_are_gpus_or_share_the_cores(
     folder: Path, text: str, machine: Machine, wanted: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handlers.lmi_vllm.about.folder_of", Path)  # as if Ray were installed
+    # As if Ray were installed
+    monkeypatch.setattr("handlers.lmi_vllm.about.folder_of", Path)
     engine = settle(folder, f"option.rolling_batch=vllm\n{text}", machine=machine).config.engine
     assert (engine.num_engines, engine.tensor_parallel_degree) == wanted
     (fault,) = faults(folder, "option.rolling_batch=vllm\noption.pipeline_parallel_degree=2")
@@ -128,8 +129,8 @@ def test_the_embedded_engine_gives_a_parallel_degree_over_one_to_vllm(
         engine.pipeline_parallel_degree,
     ) == wanted
 
-    said = ": lmi-dist runs on one device, so the engine is vllm"
-    assert [warning.endswith(said) for warning in resolved.warnings] == [True] * (
+    reason = ": lmi-dist runs on one device, so the engine is vllm"
+    assert [warning.endswith(reason) for warning in resolved.warnings] == [True] * (
         engine.handler == "vllm"
     )
     assert resolved.config.model.dynamic_batch == ("disable" in text)
@@ -169,7 +170,8 @@ def test_an_announced_engine_without_its_library_is_refused_by_name(
     folder: Path, word: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("vllm", "tensorrt_llm"):
-        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+        # As if it were not installed
+        monkeypatch.setitem(sys.modules, name, None)
 
     assert choose_handler("auto", FOUR_GPUS, announced())[0] == "lmi-dist"
     (fault,) = faults(folder, f"option.rolling_batch={word}")

@@ -35,7 +35,8 @@ class Case:
     refused: str = ""  # on both machines
     refused_on_cpu: str = ""
     warned: tuple[str, ...] = ()
-    warned_on_cpu: tuple[str, ...] | None = None  # where it differs from `warned`
+    # Where it differs from `warned`
+    warned_on_cpu: tuple[str, ...] | None = None
     name: str = "tiny"
     is_dynamic: bool = False
 
@@ -248,8 +249,8 @@ def check(case: Case, resolved: Resolved, engine: str, warned: tuple[str, ...]) 
     assert (config.engine.handler, config.model.name) == (engine, case.name)
     assert config.model.dynamic_batch == case.is_dynamic
     assert len(resolved.warnings) == len(warned), resolved.warnings
-    for said, part in zip(resolved.warnings, warned, strict=True):
-        assert part in said
+    for words, part in zip(resolved.warnings, warned, strict=True):
+        assert part in words
 
 
 def refusal(case: Case, folder: Path, machine: Machine) -> str:
@@ -273,8 +274,8 @@ def test_settings_of_the_field_on_gpus(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_settings_of_the_field_on_a_cpu(folder: Path, name: str) -> None:
     case = CASES[name]
-    if said := case.refused or case.refused_on_cpu:
-        assert said in refusal(case, folder, CPU)
+    if words := case.refused or case.refused_on_cpu:
+        assert words in refusal(case, folder, CPU)
     else:
         warned = case.warned if case.warned_on_cpu is None else case.warned_on_cpu
         check(case, settle(case, folder, CPU), case.cpu, warned)

@@ -71,7 +71,7 @@ def test_every_parameter_of_a_request_may_have_a_default(folder: Path) -> None:
 def test_a_model_without_the_file_has_no_defaults_and_nothing_is_told(folder: Path) -> None:
     resolved = settle(folder)
     assert resolved.config.model.generation_defaults == GenerationDefaults()
-    assert not any("generation" in said for said in (*resolved.notes, *resolved.warnings))
+    assert not any("generation" in line for line in (*resolved.notes, *resolved.warnings))
 
 
 @pytest.mark.parametrize("word", ["vllm", "lmi", "LMI"])
@@ -86,12 +86,15 @@ def test_the_file_does_not_count_where_the_defaults_of_the_apis_are_asked_for(
 
 @pytest.mark.parametrize("path", ["{}", "{}/generation_config.json", "../other", "other"])
 def test_another_folder_or_its_file_counts_in_place_of_the_models(folder: Path, path: str) -> None:
-    other = folder.parent / "other"
-    other.mkdir()
-    write(other, {"temperature": 0.25})
+    elsewhere = folder.parent / "other"
+    elsewhere.mkdir()
+    write(elsewhere, {"temperature": 0.25})
     write(folder, QWEN)
-    found = defaults(folder, f"option.generation_config={path.format(other)}")
-    assert (found.values, Path(found.source).resolve()) == ({"temperature": 0.25}, other / FILE)
+    defaults_found = defaults(folder, f"option.generation_config={path.format(elsewhere)}")
+    assert (defaults_found.values, Path(defaults_found.source).resolve()) == (
+        {"temperature": 0.25},
+        elsewhere / FILE,
+    )
 
 
 def test_a_path_without_a_file_that_can_be_read_ends_the_start(folder: Path) -> None:
@@ -189,7 +192,7 @@ def test_a_bad_value_of_the_models_file_is_told_and_left_out_and_the_others_coun
     resolved = settle(folder)
 
     assert resolved.config.model.generation_defaults.values == {
-        key: known for key, known in {"temperature": 0.6, "top_p": 0.5}.items() if key != name
+        key: default for key, default in {"temperature": 0.6, "top_p": 0.5}.items() if key != name
     }
 
     [warning] = resolved.warnings
@@ -261,9 +264,10 @@ def test_a_default_may_have_every_value_that_a_request_may_and_no_other() -> Non
 
 
 def test_secure_mode_takes_the_words_and_refuses_a_folder_elsewhere(folder: Path) -> None:
-    other = folder.parent / "lmi"  # a word is no path, although there is a folder of its name
-    other.mkdir()
-    write(other, QWEN)
+    # A word is no path, although there is a folder of its name
+    elsewhere = folder.parent / "lmi"
+    elsewhere.mkdir()
+    write(elsewhere, QWEN)
 
     assert (
         secured(
@@ -272,5 +276,5 @@ def test_secure_mode_takes_the_words_and_refuses_a_folder_elsewhere(folder: Path
         == {}
     )
 
-    [line] = refusal(folder, PICKLES, f"option.generation_config={other}")
+    [line] = refusal(folder, PICKLES, f"option.generation_config={elsewhere}")
     assert "is outside of the model's folder" in line

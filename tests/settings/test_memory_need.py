@@ -22,7 +22,8 @@ FACTS = {
     "max_position_embeddings": 512,
 }
 DTYPES = ("auto", "bf16", "fp16", "fp32")
-TOKEN = 2 * 2 * 4 * 8  # numbers: keys and values, layers, heads, channels
+# Numbers: keys and values, layers, heads, channels
+TOKEN = 2 * 2 * 4 * 8
 
 
 @pytest.fixture
@@ -43,9 +44,9 @@ def need(config: Config, **engine: object) -> int:
 
 
 def test_it_is_what_the_option_says(config: Config) -> None:
-    for said in (77, 0):
-        told = replace(config, model=replace(config.model, required_memory_mb=said))
-        assert need(told, num_engines=3) == said * MB
+    for need_mb in (77, 0):
+        with_need = replace(config, model=replace(config.model, required_memory_mb=need_mb))
+        assert need(with_need, num_engines=3) == need_mb * MB
 
 
 def test_it_is_the_widened_weights_the_cache_and_the_process_for_each_replica(

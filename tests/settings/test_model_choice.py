@@ -21,8 +21,8 @@ def test_a_model_beside_the_file_or_named_by_it_is_found(folder: Path) -> None:
         model = settle(outer, f"option.model_id={text}").config.model
         assert (model.path, model.name) == (str(folder), "tiny")
 
-    named = settle(folder, "option.model_name=My-Model").config.model
-    assert (named.path, named.name) == (str(folder), "My-Model")
+    model_config = settle(folder, "option.model_name=My-Model").config.model
+    assert (model_config.path, model_config.name) == (str(folder), "My-Model")
 
 
 def test_a_model_may_have_further_names(folder: Path) -> None:
@@ -48,16 +48,16 @@ def test_the_first_served_name_is_the_models_and_the_others_answer_too(
     ).config.model
     assert (model.name, model.aliases) == ("org/chat-7b", ("chat",))
 
-    named = settle(
+    resolved = settle(
         folder, f"option.model_name=ours\noption.model_alias=more\noption.served_model_name={text}"
     )
 
-    assert (named.config.model.name, named.config.model.aliases) == (
+    assert (resolved.config.model.name, resolved.config.model.aliases) == (
         "ours",
         ("more", "org/chat-7b", "chat"),
     )
-    assert named.warnings == ()
-    assert source_of(named, "option.model_name") == "serving.properties:1"
+    assert resolved.warnings == ()
+    assert source_of(resolved, "option.model_name") == "serving.properties:1"
 
 
 @pytest.mark.parametrize("url", ["{folder}", "file:{folder}", "file://{folder}"])
@@ -91,24 +91,24 @@ def test_the_names_of_both_ways_answer(folder: Path) -> None:
 
 
 def test_models_of_load_models_that_are_not_served_are_told(folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    both = {"SERVING_LOAD_MODELS": f"a={folder},b={other}"}
+    second_folder = tmp_path / "other"
+    shutil.copytree(folder, second_folder)
+    both = {"SERVING_LOAD_MODELS": f"a={folder},b={second_folder}"}
     resolved = resolve_folder(None, both, {}, tmp_path)
 
     assert (resolved.config.model.name, resolved.config.model.path) == ("a", str(folder))
     assert resolved.warnings == (
-        f"load_models (SERVING_LOAD_MODELS): one model is served, so 'b::={other}' is not",
+        f"load_models (SERVING_LOAD_MODELS): one model is served, so 'b::={second_folder}' is not",
     )
 
-    elsewhere = resolve_folder(str(other), {"SERVING_LOAD_MODELS": f"a={folder}"}, {}, tmp_path)
+    elsewhere = resolve_folder(
+        str(second_folder), {"SERVING_LOAD_MODELS": f"a={folder}"}, {}, tmp_path
+    )
     assert elsewhere.config.model.name == "other"
 
     (warning,) = elsewhere.warnings
-    assert (
-        warning
-        == f"load_models (SERVING_LOAD_MODELS): the model in {other} is served and this is not"
-    )
+    place = "load_models (SERVING_LOAD_MODELS)"
+    assert warning == f"{place}: the model in {second_folder} is served and this is not"
 
 
 @pytest.mark.parametrize("text", ["ALL", "NONE"])

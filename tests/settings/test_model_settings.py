@@ -201,9 +201,9 @@ def test_what_its_requirements_name_is_in_the_servers_download_dir(
 def test_a_server_with_several_models_starts_with_known_controls_only(
     tmp_path: Path, environ: dict[str, str], why: str
 ) -> None:
-    given = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_SECURE_MODE": "true", **environ}
+    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_SECURE_MODE": "true", **environ}
     with pytest.raises(SecurityRefused, match=why):
-        resolve_folder(str(tmp_path), given, {})
+        resolve_folder(str(tmp_path), variables, {})
 
 
 def test_a_bad_option_is_named_with_its_place(store: Path) -> None:
@@ -252,15 +252,15 @@ def test_engines_of_several_models_share_the_safe_range_without_meeting(store: P
     server = ServerConfig(
         model_store=str(store), port=8080, safe_port_range=(8080, 8085), gateway_port=8085
     )
-    taken = {8085}
+    taken_ports = {8085}
     for expected in ((8081, 8082), (8083, 8084)):
         config = resolve_model("chat", str(store / "h" / "model"), server, {RANGE: "1-9"}).config
-        config = choose_free_ports(config, taken)
+        config = choose_free_ports(config, taken_ports)
         assert config.engine.ports == expected
 
-        taken |= set(config.engine.ports)
+        taken_ports |= set(config.engine.ports)
 
     with pytest.raises(OutOfMemory, match="safe_port_range=8080-8085: 0 ports are left"):
-        choose_free_ports(config, taken)
+        choose_free_ports(config, taken_ports)
 
-    assert choose_free_ports(settle(store).config, taken).engine.ports == ()
+    assert choose_free_ports(settle(store).config, taken_ports).engine.ports == ()

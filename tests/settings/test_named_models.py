@@ -241,10 +241,10 @@ def test_llama_servers_words_for_its_defaults_are_the_defaults_here(whole: Path)
 def test_a_name_of_other_servers_ends_a_start_that_would_serve_the_demo(
     empty: Path, folder: Path, name: str
 ) -> None:
-    said = refusal(empty, {name: "/models/other"})
+    message = refusal(empty, {name: "/models/other"})
     assert (
         "names a model and is not read; write HF_MODEL_ID with OWNER/NAME or a folder in its place"
-        in said
+        in message
     )
     assert resolved_in(
         empty, {name: "/models/other", "HF_MODEL_ID": str(folder)}

@@ -22,7 +22,9 @@ def flags_of_vllm_s_server() -> list[str]:
 
     file = Path(spec.origin).parent / "entrypoints" / "launchers" / "cli_args.py"
     classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
-    fields = [field for each in classes for field in each.body if isinstance(field, ast.AnnAssign)]
+    fields = [
+        field for class_ in classes for field in class_.body if isinstance(field, ast.AnnAssign)
+    ]
     return [
         f"--{field.target.id}".replace("_", "-")
         for field in fields
@@ -36,15 +38,17 @@ def test_every_flag_of_vllm_s_front_end_means_something_or_is_told_what_to_write
         pytest.skip("vLLM is not installed")
 
     assert "--enable-prompt-tokens-details" in flags
-    known = [flag for flag in flags if flag in OURS or elsewhere(flag) or _key_of_engine(flag)]
-    assert known == flags
+    known_flags = [
+        flag for flag in flags if flag in OURS or elsewhere(flag) or _key_of_engine(flag)
+    ]
+    assert known_flags == flags
 
 
 @pytest.mark.parametrize("name", sorted(NEEDLESS))
 def test_a_flag_of_what_is_always_so_starts_with_a_note(folder: Path, name: str) -> None:
     resolved = settle(folder, flags={f"option.{name}": "true"})
-    said = f"option.{name} (--set option.{name}): has no effect here: {NEEDLESS[name]}"
-    assert (said in resolved.notes, resolved.warnings) == (True, ())
+    note = f"option.{name} (--set option.{name}): has no effect here: {NEEDLESS[name]}"
+    assert (note in resolved.notes, resolved.warnings) == (True, ())
 
 
 @pytest.mark.parametrize(
@@ -116,12 +120,14 @@ def test_a_program_that_is_not_run_is_a_warning_where_it_came_along(folder: Path
         "SAGEMAKER_PROGRAM": "inference.py",
         "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/model/code",
     }
-    said = "SAGEMAKER_PROGRAM='inference.py': it is not run; a model.py with a function handle is"
+    warning = (
+        "SAGEMAKER_PROGRAM='inference.py': it is not run; a model.py with a function handle is"
+    )
     resolved = settle(folder, environ=environ)
-    assert (resolved.warnings, said in resolved.notes) == ((), True)
+    assert (resolved.warnings, warning in resolved.notes) == ((), True)
     (folder / "code").mkdir()
     (folder / "code" / "inference.py").touch()
-    assert settle(folder, environ=environ).warnings == (said,)
+    assert settle(folder, environ=environ).warnings == (warning,)
 
 
 def test_a_port_that_is_not_the_port_is_told(folder: Path) -> None:

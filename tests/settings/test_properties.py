@@ -36,8 +36,8 @@ ODD_FILES = {
 
 @pytest.mark.parametrize("name", ODD_FILES)
 def test_odd_files_are_read_as_java_reads_them(name: str) -> None:
-    text, wanted = ODD_FILES[name]
-    assert {key: entry.value for key, entry in parse(text).entries.items()} == wanted
+    text, expected = ODD_FILES[name]
+    assert {key: entry.value for key, entry in parse(text).entries.items()} == expected
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -102,7 +102,7 @@ def test_whatever_is_written_as_properties_is_read_back(wanted: dict[str, str]) 
 @given(st.text(st.sampled_from("ab=: \t\f\\\n\r#!u01\ufeff"), max_size=60))
 def test_any_text_is_read_as_the_library_reads_it_and_every_line_exists(text: str) -> None:
     try:
-        wanted = javaproperties.loads(text.removeprefix("\ufeff"))
+        expected = javaproperties.loads(text.removeprefix("\ufeff"))
     except javaproperties.InvalidUEscapeError:
         with pytest.raises(BadConfiguration):
             parse(text)
@@ -111,7 +111,7 @@ def test_any_text_is_read_as_the_library_reads_it_and_every_line_exists(text: st
 
     entries = parse(text).entries
     assert {key: entry.value for key, entry in entries.items()} == {
-        k: v for k, v in wanted.items() if k
+        k: v for k, v in expected.items() if k
     }
 
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")

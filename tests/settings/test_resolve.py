@@ -128,8 +128,10 @@ def test_no_wait_is_longer_than_the_platform_s(
 def test_a_drain_that_the_platform_cuts_is_warned_of(
     folder: Path, lines: str, environ: dict[str, str], is_warned: bool
 ) -> None:
-    said = "SageMaker kills a container 30 s after SIGTERM"
-    assert any(said in warning for warning in settle(folder, lines, environ).warnings) == is_warned
+    message = "SageMaker kills a container 30 s after SIGTERM"
+    assert (
+        any(message in warning for warning in settle(folder, lines, environ).warnings) == is_warned
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,19 +230,19 @@ def test_each_source_beats_all_below_it_and_shadows_them(folder: Path, option: s
     rungs = LADDERS[option]
     winners = []
     for start in range(len(rungs)):
-        left = rungs[start:]
+        rungs_left = rungs[start:]
         resolved = settle(
             folder,
-            "\n".join(f"{name}={value}" for kind, name, value in left if kind == "file"),
-            {name: value for kind, name, value in left if kind == "env"},
-            {name: value for kind, name, value in left if kind == "flag"},
+            "\n".join(f"{name}={value}" for kind, name, value in rungs_left if kind == "file"),
+            {name: value for kind, name, value in rungs_left if kind == "env"},
+            {name: value for kind, name, value in rungs_left if kind == "flag"},
         )
         setting = next(setting for setting in resolved.settings if setting.option == option)
 
-        assert len(setting.shadowed) == len(left) - 1
+        assert len(setting.shadowed) == len(rungs_left) - 1
         assert (
             len([note for note in resolved.notes if note.startswith(f"{option}: ")])
-            == len(left) - 1
+            == len(rungs_left) - 1
         )
         assert rungs[start][1] in setting.source or rungs[start][0] != "env"
 
@@ -260,7 +262,8 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "secure_mode": "false",
         "log_level": "debug",
         "log_format": "json",
-        "max_body_memory": "1g",  # a value under max_request_size gives a warning
+        # A value under max_request_size gives a warning
+        "max_body_memory": "1g",
         "option.model_id": str(folder),
         "option.rolling_batch": "lmi-dist",
         "option.dtype": "bf16",
@@ -301,20 +304,20 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         text = samples.get(option.key, "1")
         prefix = "OPTION_" if option.key.startswith("option.") else "SERVING_"
         name = prefix + option.flag.removeprefix("--").replace("-", "_").upper()
-        given = [
+        resolutions = [
             settle(folder, "", {}, {option.key: text}),
             settle(folder, f"{option.key}={text}"),
             settle(folder, "", {name: text}),
         ]
-        assert given[0].config == given[1].config == given[2].config, option.key
+        assert resolutions[0].config == resolutions[1].config == resolutions[2].config, option.key
 
         is_told = bool(option.otherwise) and option.key not in LMI_DIST.uses
-        assert {bool(resolved.warnings) for resolved in given} == {is_told}, option.key
-        assert source_of(given[2], option.key).startswith(name), option.key
+        assert {bool(resolved.warnings) for resolved in resolutions} == {is_told}, option.key
+        assert source_of(resolutions[2], option.key).startswith(name), option.key
 
         if option.field and option.key not in ("option.model_id", "option.rolling_batch"):
             part, _, name = option.field.partition(".")
-            assert getattr(getattr(given[0].config, part), name) == option.kind.parse(text)
+            assert getattr(getattr(resolutions[0].config, part), name) == option.kind.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -705,17 +708,19 @@ def test_a_form_that_we_do_not_read_stays_text_with_a_warning(
 
 
 def test_a_model_that_is_named_and_not_served_is_told(folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    (warning,) = settle(folder, "", {"HF_MODEL_ID": str(other)}).warnings
+    second_model = tmp_path / "other"
+    shutil.copytree(folder, second_model)
+    (warning,) = settle(folder, "", {"HF_MODEL_ID": str(second_model)}).warnings
 
     assert (
         warning == f"option.model_id (HF_MODEL_ID): it is served and the model in {folder} is not"
     )
 
-    shown = settle(folder, f"option.model_id={other}", {"HF_MODEL_ID": "elsewhere"}).warnings
+    warnings = settle(
+        folder, f"option.model_id={second_model}", {"HF_MODEL_ID": "elsewhere"}
+    ).warnings
     assert (
-        shown[-1]
+        warnings[-1]
         == "option.model_id=elsewhere (HF_MODEL_ID): has no effect beside serving.properties:1"
     )
 
@@ -734,14 +739,14 @@ def test_a_model_that_is_named_and_not_served_is_told(folder: Path, tmp_path: Pa
 def test_a_default_is_shown_as_one_would_write_it(folder: Path, option: str, value: str) -> None:
     """Writing the shown default as a setting changes nothing."""
     unsaid = settle(folder)
-    said = settle(folder, f"{option}={value}\n")
-    for resolved in (unsaid, said):
+    with_default = settle(folder, f"{option}={value}\n")
+    for resolved in (unsaid, with_default):
         assert (
             next(setting.value for setting in resolved.settings if setting.option == option)
             == value
         )
 
-    assert unsaid.config == said.config
+    assert unsaid.config == with_default.config
 
 
 def test_secrets_are_never_shown(folder: Path) -> None:
@@ -751,8 +756,8 @@ def test_secrets_are_never_shown(folder: Path) -> None:
         f"option.hf_token={secret}\noption.aws_secret_access_key={secret}\noption.env=A={secret}\n",
         {"OPTION_HF_TOKEN": secret + "2", "HF_TOKEN": secret},
     )
-    told = repr((resolved.settings, resolved.warnings, resolved.notes))
-    assert secret not in told and "***" in told
+    output = repr((resolved.settings, resolved.warnings, resolved.notes))
+    assert secret not in output and "***" in output
     assert resolved.config.engine.options["hf_token"] == secret
     assert resolved.config.engine.environ == {"A": secret}
 
@@ -830,8 +835,8 @@ def test_the_task_of_embeddings_makes_vllm_pool_whatever_the_checkpoint_is(
 
     assert settle(folder, on_vllm).config.engine.options == {"runner": "pooling"}
 
-    named = settle(folder, f"{on_vllm}\noption.runner=generate")
-    assert named.config.engine.options == {"runner": "generate"}
+    resolved = settle(folder, f"{on_vllm}\noption.runner=generate")
+    assert resolved.config.engine.options == {"runner": "generate"}
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,13 @@ def secured(
     folder: Path, controls: str, text: str = "", flags: dict[str, str] | None = None, **environ: str
 ) -> Resolved:
     """Resolve in secure mode. The folder of the model is the channel that is not trusted."""
-    given = {
+    variables = {
         "SAGEMAKER_SECURE_MODE": "True",
         "SAGEMAKER_SECURITY_CONTROLS": controls,
         "SAGEMAKER_UNTRUSTED_CHANNELS": str(folder),
         **environ,
     }
-    return settle(folder, text, {name: value for name, value in given.items() if value}, flags)
+    return settle(folder, text, {name: value for name, value in variables.items() if value}, flags)
 
 
 def refusal(folder: Path, controls: str, text: str = "", **environ: str) -> list[str]:
@@ -177,8 +177,8 @@ def test_each_control_refuses_its_options(folder: Path, control: str, text: str)
     lines = refusal(folder, control, text)
     key, _, value = text.partition("\n")[0].partition("=")
     assert f"{key}={value} (serving.properties:1): refused by {control}" in lines
-    others = ",".join(set(CONTROLS) - {control})
-    assert secured(folder, others, text).config.server.secure_mode
+    other_controls = ",".join(set(CONTROLS) - {control})
+    assert secured(folder, other_controls, text).config.server.secure_mode
 
 
 def test_an_entry_point_of_the_reference_is_no_script(folder: Path) -> None:

@@ -168,9 +168,9 @@ def test_an_option_that_the_engine_does_not_read_is_reported_and_not_refused(mod
 
 @pytest.mark.parametrize("path", ["/etc/hostname", "../other/template.jinja"])
 def test_a_file_names_no_path_outside_of_its_folder(model: Path, path: str) -> None:
-    other = model.parent / "other" / "template.jinja"
-    other.parent.mkdir()
-    other.write_text("{{ messages }}")
+    foreign_file = model.parent / "other" / "template.jinja"
+    foreign_file.parent.mkdir()
+    foreign_file.write_text("{{ messages }}")
     message = refusal(model, f"{ECHO}option.chat_template={path}")
 
     assert (
@@ -322,10 +322,10 @@ def test_code_that_another_client_put_beside_a_fetched_model_runs_only_if_the_mo
     assert resolved.config.user_code is None
     assert any(note.startswith(f"{model}/model.py: not run") for note in resolved.notes)
 
-    for asked, more in (
+    for source, more in (
         ("owner/name", {"OPTION_TRUST_REMOTE_CODE": "true"}),
         ("s3://b/m.tar.gz", {}),
     ):
         assert resolve_folder(
-            asked, environ | more, {}, tmp_path, {asked: model}
+            source, environ | more, {}, tmp_path, {source: model}
         ).config.is_user_code

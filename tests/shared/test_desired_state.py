@@ -28,32 +28,35 @@ def entry(name: str, path: str = "/adapter", state: State = State.READY) -> Adap
 
 
 def test_what_one_process_writes_another_reads(tmp_path: Path) -> None:
-    written = entry("formal")
-    assert folder(tmp_path).add(written)
-    other = folder(tmp_path)
-    assert other.read("formal") == written and other.entries() == [written]
-    assert other.read("rude") is None
-    assert other.remove("formal") and not other.remove("formal")
-    assert other.entries() == []
+    written_entry = entry("formal")
+    assert folder(tmp_path).add(written_entry)
+    second_process = folder(tmp_path)
+    assert second_process.read("formal") == written_entry and second_process.entries() == [
+        written_entry
+    ]
+    assert second_process.read("rude") is None
+    assert second_process.remove("formal") and not second_process.remove("formal")
+    assert second_process.entries() == []
 
 
 def test_a_file_that_is_removed_while_the_folder_is_read_hides_no_other(tmp_path: Path) -> None:
-    read = folder(tmp_path)
+    reader = folder(tmp_path)
     formal = entry("formal")
-    assert read.add(formal)
-    (tmp_path / "adapters" / "gone.json").symlink_to("gone")  # listed, but not there
-    assert read.entries() == [formal]
+    assert reader.add(formal)
+    # Listed, but not there
+    (tmp_path / "adapters" / "gone.json").symlink_to("gone")
+    assert reader.entries() == [formal]
 
 
 def test_a_name_is_taken_once_however_many_ask(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
-        taken = list(
+        outcomes = list(
             threads.map(lambda n: folder(tmp_path).add(entry("formal", path=f"/{n}")), range(32))
         )
 
-    assert taken.count(True) == 1
-    [kept] = folder(tmp_path).entries()
-    assert kept.path == f"/{taken.index(True)}"
+    assert outcomes.count(True) == 1
+    [winner] = folder(tmp_path).entries()
+    assert winner.path == f"/{outcomes.index(True)}"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +116,7 @@ def test_a_bad_file_is_reported_once_and_hides_no_other(
     (tmp_path / "adapters" / "bad.json").write_bytes(b'{"name": 5}')
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            assert [one.name for one in state.entries()] == ["good"]
+            assert [state_entry.name for state_entry in state.entries()] == ["good"]
 
     assert len(caplog.records) == 1 and "bad.json cannot be read and is left out" in caplog.text
 
@@ -151,15 +154,15 @@ def test_an_entry_that_cannot_be_read_for_a_moment_counts_as_it_did_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = folder(tmp_path)
-    known = entry("formal")
-    assert state.add(known)
+    first_entry = entry("formal")
+    assert state.add(first_entry)
 
     [file] = tmp_path.rglob("*.json")
     whole = file.read_bytes()
 
     file.write_bytes(whole[:9])
     for _ in range(3):
-        assert state.read("formal") == known and state.entries() == [known]
+        assert state.read("formal") == first_entry and state.entries() == [first_entry]
         assert state.snapshot().version is None, "it is worth another look"
 
     assert [record.message for record in caplog.records] == [
@@ -168,17 +171,17 @@ def test_an_entry_that_cannot_be_read_for_a_moment_counts_as_it_did_before(
     assert not state.add(entry("formal", path="/other")), "its name is taken"
 
     file.write_bytes(whole)
-    assert state.entries() == [known] and state.snapshot().version == state.version()
-    assert state.remove("formal") == known and state.entries() == []
+    assert state.entries() == [first_entry] and state.snapshot().version == state.version()
+    assert state.remove("formal") == first_entry and state.entries() == []
 
 
 def test_without_a_free_descriptor_a_folder_is_as_it_was_read_last(tmp_path: Path) -> None:
     state = folder(tmp_path)
-    known = entry("formal")
-    assert state.add(known)
+    first_entry = entry("formal")
+    assert state.add(first_entry)
     with no_descriptor_left():
         assert state.version() is None and state.snapshot().version is None
-        assert state.entries() == [known] and state.read("formal") == known
+        assert state.entries() == [first_entry] and state.read("formal") == first_entry
 
     assert state.snapshot().version == state.version() is not None
 
@@ -197,4 +200,4 @@ def test_an_entry_that_was_never_read_is_neither_there_nor_gone_and_a_new_one_ma
 
     assert state.read("rude") is None
     assert state.add(entry("formal", path="/other"))
-    assert [found.path for found in folder(tmp_path).entries()] == ["/other"]
+    assert [state_entry.path for state_entry in folder(tmp_path).entries()] == ["/other"]

@@ -27,8 +27,12 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_old_one_and_nothing_else
 
 def test_a_link_in_the_place_of_the_new_file_is_not_followed(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
-    other = tmp_path / "of_root"
-    other.write_bytes(b"kept")
-    (tmp_path / f"a.json.{os.getpid()}").symlink_to(other)
+    foreign_file = tmp_path / "of_root"
+    foreign_file.write_bytes(b"kept")
+    (tmp_path / f"a.json.{os.getpid()}").symlink_to(foreign_file)
     write_whole(file, b"new")
-    assert file.read_bytes() == b"new" and not file.is_symlink() and other.read_bytes() == b"kept"
+    assert (
+        file.read_bytes() == b"new"
+        and not file.is_symlink()
+        and foreign_file.read_bytes() == b"kept"
+    )

@@ -44,7 +44,8 @@ TENSORS = {
     "third": floats([1.0]),
 }
 NUM_MUTATIONS = 400
-MAX_MUTANT_BYTES = 1 << 30  # of address space beyond what the process has
+# Of address space beyond what the process has
+MAX_MUTANT_BYTES = 1 << 30
 
 
 def refusal(data: bytes, folder: Path, name: str = "model.gguf") -> str:
@@ -52,9 +53,9 @@ def refusal(data: bytes, folder: Path, name: str = "model.gguf") -> str:
     file.write_bytes(data)
     with pytest.raises(ModelUnusable) as raised:
         read_model(file)
-    said = str(raised.value)
-    assert said.startswith(f"{file}: ") and "\n" not in said
-    return said.removeprefix(f"{file}: ")
+    message = str(raised.value)
+    assert message.startswith(f"{file}: ") and "\n" not in message
+    return message.removeprefix(f"{file}: ")
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -62,10 +63,10 @@ def test_metadata_and_tensors_are_those_that_were_written(tmp_path: Path, versio
     file = tmp_path / "model.gguf"
     file.write_bytes(gguf_bytes(METADATA, TENSORS, version=version))
     model = read_model(file)
-    written = {
+    metadata = {
         key: value.value if isinstance(value, Typed) else value for key, value in METADATA.items()
     }
-    assert model.metadata == written
+    assert model.metadata == metadata
     assert {name: tensor.shape for name, tensor in model.tensors.items()} == {
         "first": (3, 4),
         "second": (2, 64),
@@ -84,15 +85,16 @@ def test_a_real_file_is_read_as_ggml_reads_it(real_file: Callable[[], Path]) -> 
     theirs = gguf.GGUFReader(file)
     assert model.tensors.keys() == {tensor.name for tensor in theirs.tensors}
     for tensor in theirs.tensors:
-        ours = model.tensors[tensor.name]
-        assert ours.start == tensor.data_offset and ours.num_bytes == tensor.n_bytes
-        assert ours.shape == tuple(reversed(tensor.shape.tolist()))
-        assert ours.type.name == tensor.tensor_type.name
+        our_tensor = model.tensors[tensor.name]
+        assert our_tensor.start == tensor.data_offset and our_tensor.num_bytes == tensor.n_bytes
+        assert our_tensor.shape == tuple(reversed(tensor.shape.tolist()))
+        assert our_tensor.type.name == tensor.tensor_type.name
 
     fields = {name: field for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
     assert model.metadata.keys() == fields.keys()
     for name, field in fields.items():
-        if not name.startswith("tokenizer.ggml."):  # theirs takes seconds for a vocabulary
+        # Theirs takes seconds for a vocabulary
+        if not name.startswith("tokenizer.ggml."):
             assert model.metadata[name] == field.contents(), name
 
 
@@ -185,22 +187,22 @@ def test_a_broken_file_is_named_with_what_is_wrong(data: bytes, says: str, tmp_p
 def test_a_type_that_is_not_read_is_refused_by_its_name(
     number: int, name: str, tmp_path: Path
 ) -> None:
-    said = refusal(raw_file(raw_tensor(kind=number)), tmp_path)
-    assert said.startswith(f"tensor 'w' is {name}, which is not read")
+    message = refusal(raw_file(raw_tensor(kind=number)), tmp_path)
+    assert message.startswith(f"tensor 'w' is {name}, which is not read")
 
 
 def test_every_type_of_ggml_is_read_or_known_by_its_name() -> None:
     for kind in gguf.GGMLQuantizationType:
-        named = TENSOR_TYPES[kind].name if kind in TENSOR_TYPES else OTHER_TYPES[kind]
-        assert named == kind.name
+        type_name = TENSOR_TYPES[kind].name if kind in TENSOR_TYPES else OTHER_TYPES[kind]
+        assert type_name == kind.name
 
 
 def splits(folder: Path, count: int) -> list[Path]:
     """A model in so many files, of which the first has the metadata."""
     files = []
     for number in range(count):
-        own = {"split.no": number, "split.count": count, "split.tensors.count": count}
-        metadata = own | METADATA if number == 0 else own
+        split_keys = {"split.no": number, "split.count": count, "split.tensors.count": count}
+        metadata = split_keys | METADATA if number == 0 else split_keys
         file = folder / f"m-{number + 1:05}-of-{count:05}.gguf"
         files.append(write_gguf(file, metadata, {f"w{number}": floats([number])}))
     return files
@@ -252,8 +254,8 @@ def test_a_tensor_in_two_files_of_a_model_is_refused(tmp_path: Path) -> None:
 def test_a_name_that_counts_thousands_of_files_is_refused_before_they_are_looked_for(
     tmp_path: Path,
 ) -> None:
-    said = refusal(gguf_bytes(METADATA), tmp_path, "m-00001-of-99999.gguf")
-    assert "counts from 00001 to at most 1024" in said
+    message = refusal(gguf_bytes(METADATA), tmp_path, "m-00001-of-99999.gguf")
+    assert "counts from 00001 to at most 1024" in message
 
 
 def test_a_pipe_is_no_file(tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ def mutants() -> list[bytes]:
     sound = gguf_bytes(METADATA, TENSORS)
     chance = random.Random(46)
     numbers = [0, 1, 255, (1 << 31) - 1, (1 << 32) - 1, 1 << 62, (1 << 63) + 1, (1 << 64) - 1]
-    made = []
+    mutants = []
     for index in range(NUM_MUTATIONS):
         data = bytearray(sound)
         at = chance.randrange(4, len(data) - 8)
@@ -284,8 +286,8 @@ def mutants() -> list[bytes]:
             case 3:
                 length = chance.randrange(1, 40)
                 data[at:at] = data[at - 4 : at - 4 + length]
-        made.append(bytes(data))
-    return made
+        mutants.append(bytes(data))
+    return mutants
 
 
 def test_mutated_files_are_read_or_refused_in_one_line_and_take_no_memory(tmp_path: Path) -> None:

@@ -52,14 +52,14 @@ pid = linux.spawn(["/bin/grep", "SigIgn", "/proc/self/status"], {})
 os.waitpid(pid, 0)
 """
     ignored = int(run_python(code).split()[1], 16)
-    named = {signum for signum in signal.valid_signals() if ignored >> (signum - 1) & 1}
-    left = {"SIGTERM", "SIGINT", "SIGQUIT", "SIGKILL", "SIGSTOP", "SIGPIPE", "SIGXFSZ"}
-    left |= {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS", "SIGTRAP"}
-    left |= {"SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH"}
+    ignored_signals = {signum for signum in signal.valid_signals() if ignored >> (signum - 1) & 1}
+    default_signals = {"SIGTERM", "SIGINT", "SIGQUIT", "SIGKILL", "SIGSTOP", "SIGPIPE", "SIGXFSZ"}
+    default_signals |= {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS", "SIGTRAP"}
+    default_signals |= {"SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH"}
 
-    assert {signal.Signals(signum).name for signum in signal.valid_signals() - named} - {
+    assert {signal.Signals(signum).name for signum in signal.valid_signals() - ignored_signals} - {
         "SIGXFSZ"
-    } == left - {"SIGXFSZ"}
+    } == default_signals - {"SIGXFSZ"}
 
 
 def test_a_process_that_may_not_fork_still_hears_its_signals() -> None:

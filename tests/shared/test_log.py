@@ -22,10 +22,10 @@ def _loggers_are_left_as_found() -> Iterator[None]:
     root = logging.getLogger()
     handlers = root.handlers[:]
     level = root.level
-    shown = warnings.showwarning
+    show_warning = warnings.showwarning
     yield
     logging.captureWarnings(False)
-    warnings.showwarning = shown
+    warnings.showwarning = show_warning
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -39,11 +39,11 @@ def json_lines(capfd: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
 
 
 def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
-    made = logging.makeLogRecord(
+    log_record = logging.makeLogRecord(
         {"name": "lmi.test", "levelname": "INFO", "msg": message, "args": args}
     )
-    vars(made).update(extra)
-    return made
+    vars(log_record).update(extra)
+    return log_record
 
 
 def test_an_event_is_a_json_object_with_the_documented_fields(
@@ -119,10 +119,10 @@ def test_no_message_extra_or_traceback_can_make_a_second_line(
             "%s", HOSTILE, extra={"request_id": HOSTILE, "k\n": HOSTILE}
         )
 
-    written = capfd.readouterr().err
-    assert written.count("\n") == 1 and written.endswith("\n")
-    assert written[:-1].isprintable()
-    assert "Traceback" in written and "ValueError" in written
+    output = capfd.readouterr().err
+    assert output.count("\n") == 1 and output.endswith("\n")
+    assert output[:-1].isprintable()
+    assert "Traceback" in output and "ValueError" in output
 
 
 def test_what_a_library_adds_to_each_record_for_itself_is_left_out() -> None:

@@ -41,14 +41,17 @@ class Kernel:
     def mount(self, name: str, kind: str, options: str = "rw", top: str = "/") -> Path:
         """Mount control groups, of which `top` and those below it are shown, and return where."""
         place = self.mounts / name
-        shown = str(place).replace(" ", "\\040")
+        mount_point = str(place).replace(" ", "\\040")
         file = self.proc / "self/mountinfo"
         lines = (
             file.read_text()
             if file.exists()
             else "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n"
         )
-        write(file, f"{lines}35 31 0:32 {top} {shown} rw,nosuid shared:9 - {kind} {kind} {options}")
+        write(
+            file,
+            f"{lines}35 31 0:32 {top} {mount_point} rw,nosuid shared:9 - {kind} {kind} {options}",
+        )
         return place
 
 
@@ -171,12 +174,18 @@ def test_version_1_tells_of_a_limit_above_what_a_container_sees(kernel: Kernel) 
 @pytest.mark.parametrize(
     ("own", "top"),
     [
-        ("/docker/abc", "/docker/abc"),  # version 1 in a container: the mount shows only its group
-        ("/docker/abc/inner", "/docker/abc"),  # and a process in a group below it
-        ("/", "/"),  # a namespace of control groups
-        ("/", "/../.."),  # a mount that was made before the namespace, of a group above it
-        ("/../other", "/"),  # a process that has left its namespace
-        ("/docker/outer/docker/abc", "/docker/abc"),  # a container in a container
+        # Version 1 in a container: the mount shows only its group
+        ("/docker/abc", "/docker/abc"),
+        # And a process in a group below it
+        ("/docker/abc/inner", "/docker/abc"),
+        # A namespace of control groups
+        ("/", "/"),
+        # A mount that was made before the namespace, of a group above it
+        ("/", "/../.."),
+        # A process that has left its namespace
+        ("/../other", "/"),
+        # A container in a container
+        ("/docker/outer/docker/abc", "/docker/abc"),
     ],
 )
 def test_the_group_is_found_where_a_container_shows_another_part_of_the_tree(
@@ -263,8 +272,8 @@ def test_people_are_told_both_limits_and_what_sets_them(kernel: Kernel) -> None:
     place = kernel.mount("unified", "cgroup2")
     version_2(place, 700 * MB, 200 * MB)
     write(place / "cpu.max", "200000 100000")
-    said = describe(kernel.proc)
-    assert said == (
+    description = describe(kernel.proc)
+    assert description == (
         f"2 cores (a quota keeps it from 2 more), memory 700 MB ({place}/memory.max), of which 500 "
         f"MB are free"
     )

@@ -87,7 +87,8 @@ def test_a_pipe_that_nobody_reads_holds_whole_lines_and_its_writer_goes_on(
     sink = Sink(writer)
     num_written = write_until_full(sink, line)
     for measurement in measurements():
-        with measurement.within(4 * MAX_WAIT_S):  # it does not wait for each line
+        # It does not wait for each line
+        with measurement.within(4 * MAX_WAIT_S):
             assert not any(sink.write(line) for _ in range(1000))
 
     assert drain(reader) == num_written * line and num_written > 0
@@ -98,16 +99,16 @@ def test_a_pipe_that_nobody_reads_holds_whole_lines_and_its_writer_goes_on(
 def test_lines_of_every_length_stay_whole_beside_those_of_others(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     sinks = [Sink(writer), Sink(writer)]
-    written: list[bytes] = []
+    lines_written: list[bytes] = []
     for number in range(3000):
         line = b"%d " % number * (number * 37 % 3200) + b"\n"
         line = line[-log.MAX_LINE :]
         if sinks[number % 2].write(line):
-            written.append(line)
+            lines_written.append(line)
 
         if number % 300 == 299:
-            assert drain(reader) == b"".join(written)
-            written.clear()
+            assert drain(reader) == b"".join(lines_written)
+            lines_written.clear()
 
 
 def test_a_small_pipe_takes_a_long_line_when_its_reader_reads() -> None:
@@ -147,9 +148,9 @@ def test_the_rest_of_a_line_goes_before_the_next_one() -> None:
 
 
 def test_a_socket_that_nobody_reads_holds_whole_lines_and_its_writer_goes_on() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        num_written = write_until_full(Sink(ours.fileno()), LONG)
+    near_end, theirs = socket.socketpair()
+    with near_end, theirs:
+        num_written = write_until_full(Sink(near_end.fileno()), LONG)
         theirs.setblocking(False)
         heard = b""
         while len(heard) < num_written * len(LONG):
@@ -251,7 +252,8 @@ def test_dropped_lines_are_counted_and_the_log_says_how_many() -> None:
     os.set_blocking(writer, False)
     counted = SimpleNamespace(num_log_lines_dropped=0)
     log.count_dropped_in(counted)
-    counted.num_log_lines_dropped = 0  # without those of other tests
+    # Without those of other tests
+    counted.num_log_lines_dropped = 0
     handler = log.LineHandler(log.LineFormatter("x", log.as_json), writer)
     for number in range(2000):
         handler.emit(logging.makeLogRecord({"msg": "%d", "args": (number,)}))

@@ -29,9 +29,12 @@ class Rule:
 
     pattern: re.Pattern[str]  # of "METHOD /path?query"
     times: int
-    answer: Answer | None = None  # instead of the real one
-    cut_after: int | None = None  # bytes of the body, then the connection breaks
-    hold_after: int | None = None  # bytes of the body, then it waits for `released`
+    # Instead of the real one
+    answer: Answer | None = None
+    # Bytes of the body, then the connection breaks
+    cut_after: int | None = None
+    # Bytes of the body, then it waits for `released`
+    hold_after: int | None = None
     released: threading.Event = field(default_factory=threading.Event)
     reached: threading.Event = field(default_factory=threading.Event)  # a request waits
 
@@ -39,9 +42,8 @@ class Rule:
 class FaultyServer:
     def __init__(self) -> None:
         self.requests: list[str] = []  # "METHOD /path"
-        self.headers: dict[
-            str, dict[str, str]
-        ] = {}  # of the last such request, names in lower case
+        # Of the last such request, names in lower case
+        self.headers: dict[str, dict[str, str]] = {}
         self._rules: list[Rule] = []
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -63,8 +65,8 @@ class FaultyServer:
         """Answer the next `times` requests with this status; underscores in the names of headers
         are dashes.
         """
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        self._rules.append(Rule(re.compile(pattern), times, Answer(status, named, b"{}")))
+        headers_set = {name.replace("_", "-"): value for name, value in headers.items()}
+        self._rules.append(Rule(re.compile(pattern), times, Answer(status, headers_set, b"{}")))
 
     def replace(self, pattern: str, answer: Answer, times: int = 1) -> None:
         self._rules.append(Rule(re.compile(pattern), times, answer))
@@ -117,11 +119,11 @@ class FaultyServer:
 
             def _send(self, answer: Answer, rule: Rule) -> None:
                 self.send_response(answer.status)
-                given = {name.lower() for name in answer.headers}
+                header_names = {name.lower() for name in answer.headers}
                 for name, value in answer.headers.items():
                     self.send_header(name, value)
 
-                if "content-length" not in given and "transfer-encoding" not in given:
+                if "content-length" not in header_names and "transfer-encoding" not in header_names:
                     self.send_header("Content-Length", str(len(answer.body)))
 
                 self.end_headers()

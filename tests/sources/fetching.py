@@ -40,8 +40,8 @@ def on_small_disk(folder: Path, num_bytes: int) -> tuple[str, ...]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     mount = f"mount -t tmpfs -o size={num_bytes} tmpfs {folder}"
-    listed = f"find {folder} -type f -size +0 -printf '%f\\n' > {folder.parent}/left"
-    return ("unshare", "-m", "sh", "-c", f'{mount} && "$@"; code=$?; {listed}; exit $code', "sh")
+    command = f"find {folder} -type f -size +0 -printf '%f\\n' > {folder.parent}/left"
+    return ("unshare", "-m", "sh", "-c", f'{mount} && "$@"; code=$?; {command}; exit $code', "sh")
 
 
 def on_read_only(folder: Path) -> tuple[str, ...]:
@@ -59,10 +59,11 @@ def can_mount() -> bool:
 
 
 needs_mount = pytest.mark.skipif(not can_mount(), reason="this user may not mount a small disk")
+# Arguments, as if others filled the disk after the check for room
 MIDWAY = (
     *QUICK[:-1],
     str(-8 << 20),
-)  # arguments, as if others filled the disk after the check for room
+)
 
 
 class Fetch:
@@ -84,10 +85,14 @@ class Fetch:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         options = {"download_dir": str(folder / "downloads"), **options}
-        wanted = tuple(WantedSource(source=source, **options) for source in sources)
-        write(folder / "request.json", FetchRequest(sources=wanted))
+        sources_wanted = tuple(WantedSource(source=source, **options) for source in sources)
+        write(folder / "request.json", FetchRequest(sources=sources_wanted))
         self.log = folder / "log"
-        kept = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+        environ_kept = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder / "home"),
+            "PYTHONPATH": str(ROOT),
+        }
         module = [
             sys.executable,
             "-P",
@@ -99,7 +104,7 @@ class Fetch:
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [*prefix, *module, "--log-format", log_format, *arguments],
-                env=kept | dict(environ),
+                env=environ_kept | dict(environ),
                 stdout=output or log,
                 stderr=output or log,
                 cwd=folder,

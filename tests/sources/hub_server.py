@@ -17,16 +17,22 @@ Files = Mapping[str, bytes]
 class HubServer(FaultyServer):
     def __init__(self) -> None:
         super().__init__()
-        self._commits: dict[tuple[str, str], Files] = {}  # by id and commit
-        self._revisions: dict[tuple[str, str], str] = {}  # commit by id and name
-        self.token: str | None = None  # needed for every answer
-        self.gated: set[str] = set()  # ids whose files need a licence
-        self.listed_sizes: dict[str, int] = {}  # by path, instead of the real size
-        self.fails_each: int | None = None  # of so many requests one is answered with 503
-        self.has_ranges = True  # parts of files can be asked for
-        self.files_at: str | None = (
-            None  # another hub, to which requests for large files are redirected
-        )
+        # By id and commit
+        self._commits: dict[tuple[str, str], Files] = {}
+        # Commit by id and name
+        self._revisions: dict[tuple[str, str], str] = {}
+        # Needed for every answer
+        self.token: str | None = None
+        # Ids whose files need a licence
+        self.gated: set[str] = set()
+        # By path, instead of the real size
+        self.listed_sizes: dict[str, int] = {}
+        # Of so many requests one is answered with 503
+        self.fails_each: int | None = None
+        # Parts of files can be asked for
+        self.has_ranges = True
+        # Another hub, to which requests for large files are redirected
+        self.files_at: str | None = None
 
     def publish(self, id: str, files: Files, revision: str = "main") -> str:
         """Make a commit and let the revision mean it. Returns the commit."""
@@ -66,7 +72,7 @@ class HubServer(FaultyServer):
             id = "/".join(parts)
             revision = "main"
 
-        if not any(known == id for known, _ in self._commits):
+        if not any(known_id == id for known_id, _ in self._commits):
             return _error(404, "Repository not found", "RepoNotFound")
 
         commit = self._commit(id, revision)

@@ -51,10 +51,12 @@ def moto(folder: Path) -> Iterator[int]:
         "-p",
         str(port),
     ]
-    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "TMPDIR")}
+    environ_kept = {
+        name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "TMPDIR")
+    }
     with open(folder / "moto.log", "wb") as log:
         process = subprocess.Popen(
-            command, env=kept | CREDENTIALS | {"HOME": str(folder)}, stdout=log, stderr=log
+            command, env=environ_kept | CREDENTIALS | {"HOME": str(folder)}, stdout=log, stderr=log
         )
 
     try:
@@ -109,14 +111,14 @@ class S3Server(FaultyServer):
             connection.request(method, path, body or None, dict(headers))
             response = connection.getresponse()
             data = response.read()
-            kept = {
+            headers_sent = {
                 name: value
                 for name, value in response.getheaders()
                 if name.lower() not in OF_ONE_CONNECTION
             }
             if method == "HEAD" and (length := response.getheader("Content-Length")) is not None:
-                kept["Content-Length"] = length
+                headers_sent["Content-Length"] = length
 
-            return Answer(response.status, kept, data)
+            return Answer(response.status, headers_sent, data)
         finally:
             connection.close()

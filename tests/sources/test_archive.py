@@ -29,11 +29,11 @@ def packed(path: Path, names: list[str]) -> Path:
 
 def test_bytes_are_counted_and_room_is_asked_for_each_member(tmp_path: Path) -> None:
     counted: list[int] = []
-    asked: list[int] = []
+    rooms_asked: list[int] = []
     archive = packed(tmp_path / "a.tar.gz", ["a", "b/c"])
-    unpack(archive, tmp_path / "out", count=counted.append, check_room=asked.append)
+    unpack(archive, tmp_path / "out", count=counted.append, check_room=rooms_asked.append)
     assert sum(counted) == archive.stat().st_size
-    assert asked == [1, 1]
+    assert rooms_asked == [1, 1]
     assert (tmp_path / "out/b/c").read_bytes() == b"x"
 
 
@@ -128,8 +128,8 @@ def test_a_hostile_member_is_refused_by_its_name(tmp_path: Path, member: tarfile
     with pytest.raises(SecurityRefused) as raised:
         unpack(tmp_path / "a.tar", tmp_path / "out")
 
-    shown = member.name if member.name.isprintable() else ascii(member.name)
-    assert str(tmp_path / "a.tar") in str(raised.value) and shown in str(raised.value)
+    member_name = member.name if member.name.isprintable() else ascii(member.name)
+    assert str(tmp_path / "a.tar") in str(raised.value) and member_name in str(raised.value)
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["config.json"]
     assert not Path("/etc/lmi-was-here").exists()
 

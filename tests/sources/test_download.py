@@ -43,19 +43,19 @@ def download(
 def test_a_file_larger_than_one_answer_is_fetched_in_several(
     hub: HubServer, client: HubClient, tmp_path: Path
 ) -> None:
-    each = download(hub, client, tmp_path, range_bytes=4096)
-    each.bring()
-    assert each.whole.read_bytes() == DATA
+    transfer = download(hub, client, tmp_path, range_bytes=4096)
+    transfer.bring()
+    assert transfer.whole.read_bytes() == DATA
     assert hub.num_requests("GET") == 3
 
 
 def test_a_part_as_long_as_the_file_is_only_checked(
     hub: HubServer, client: HubClient, tmp_path: Path
 ) -> None:
-    each = download(hub, client, tmp_path)
-    each.part.write_bytes(DATA)
-    each.bring()
-    assert each.whole.read_bytes() == DATA and not each.part.exists()
+    transfer = download(hub, client, tmp_path)
+    transfer.part.write_bytes(DATA)
+    transfer.bring()
+    assert transfer.whole.read_bytes() == DATA and not transfer.part.exists()
     assert hub.requests == []
 
 
@@ -63,10 +63,10 @@ def test_a_part_as_long_as_the_file_is_only_checked(
 def test_a_part_of_another_length_is_continued_or_dropped(
     hub: HubServer, client: HubClient, tmp_path: Path, length: int
 ) -> None:
-    each = download(hub, client, tmp_path)
-    each.part.write_bytes((DATA * 10)[:length])
-    each.bring()
-    assert each.whole.read_bytes() == DATA
+    transfer = download(hub, client, tmp_path)
+    transfer.part.write_bytes((DATA * 10)[:length])
+    transfer.bring()
+    assert transfer.whole.read_bytes() == DATA
 
 
 @pytest.mark.parametrize(
@@ -82,20 +82,20 @@ def test_a_part_of_another_length_is_continued_or_dropped(
 def test_an_answer_with_other_bytes_than_asked_for_does_not_spoil_the_file(
     hub: HubServer, client: HubClient, tmp_path: Path, answer: Answer
 ) -> None:
-    each = download(hub, client, tmp_path)
-    each.part.write_bytes(DATA[:5000])
+    transfer = download(hub, client, tmp_path)
+    transfer.part.write_bytes(DATA[:5000])
     hub.replace("GET", answer)
-    each.bring()
-    assert each.whole.read_bytes() == DATA
+    transfer.bring()
+    assert transfer.whole.read_bytes() == DATA
 
 
 def test_more_bytes_than_the_listing_has_are_not_written(
     hub: HubServer, client: HubClient, tmp_path: Path
 ) -> None:
-    each = download(hub, client, tmp_path)
+    transfer = download(hub, client, tmp_path)
     hub.replace("GET", Answer(200, {}, DATA * 100))
     with pytest.raises(Damaged, match="wanted 10240 bytes, found more"):
-        each.bring()
+        transfer.bring()
 
     assert list(tmp_path.iterdir()) == []
 
@@ -103,9 +103,9 @@ def test_more_bytes_than_the_listing_has_are_not_written(
 def test_a_download_stops_when_another_failed_and_keeps_what_it_has(
     hub: HubServer, client: HubClient, tmp_path: Path
 ) -> None:
-    each = download(hub, client, tmp_path)
-    each.progress.stopped.set()
+    transfer = download(hub, client, tmp_path)
+    transfer.progress.stopped.set()
     with pytest.raises(Stopped):
-        each.bring()
+        transfer.bring()
 
-    assert DATA.startswith(each.part.read_bytes())
+    assert DATA.startswith(transfer.part.read_bytes())

@@ -14,13 +14,13 @@ from lmi.sources.worker import run
 @pytest.mark.parametrize("kind", [ModelUnusable, SecurityRefused, SourceUnreachable, StartError])
 def test_a_failure_becomes_the_error_that_it_was(tmp_path: Path, kind: type[StartError]) -> None:
     write(tmp_path / FAILURE, kind("a/b: said").info)
-    said = failure(tmp_path)
-    assert (type(said), str(said)) == (kind, "a/b: said")
+    message = failure(tmp_path)
+    assert (type(message), str(message)) == (kind, "a/b: said")
 
 
 def test_an_unexpected_error_is_one_line_and_exit_1(tmp_path: Path) -> None:
-    wanted = WantedSource(source="s3://bucket/fox", download_dir="no\0path")
-    assert run([FetchJob(wanted)], tmp_path, nullcontext(), says_failure=True) == 1
+    source = WantedSource(source="s3://bucket/fox", download_dir="no\0path")
+    assert run([FetchJob(source)], tmp_path, nullcontext(), says_failure=True) == 1
     assert str(failure(tmp_path)) == "the fetch failed: ValueError: embedded null byte"
 
 

@@ -23,7 +23,7 @@ SMALL = [
 
 
 def test_configuration_tokenizer_and_safetensors_are_taken() -> None:
-    others = [
+    further_files = [
         "README.md",
         "a.gguf",
         "a.onnx",
@@ -32,7 +32,9 @@ def test_configuration_tokenizer_and_safetensors_are_taken() -> None:
         "a.png",
         ".gitattributes",
     ]
-    assert chosen([*SMALL, "model.safetensors", *others]) == sorted([*SMALL, "model.safetensors"])
+    assert chosen([*SMALL, "model.safetensors", *further_files]) == sorted(
+        [*SMALL, "model.safetensors"]
+    )
 
 
 def test_pickles_are_taken_only_where_they_are_allowed_and_nothing_else_is_there() -> None:
@@ -168,12 +170,12 @@ def test_an_adapter_has_files_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_listing_is_judged_by_its_first_level() -> None:
-    wanted = WantedSource(source="s3://b/p", download_dir="/d")
+    source = WantedSource(source="s3://b/p", download_dir="/d")
     with pytest.raises(ModelUnusable, match="holds fox; a model has config.json"):
-        taken("s3://b/p", ["fox/config.json", "fox/model.safetensors"], wanted)
+        taken("s3://b/p", ["fox/config.json", "fox/model.safetensors"], source)
 
-    listed = ["config.json", "model.safetensors", "sub/a.bin"]
-    assert taken("s3://b/p", listed, wanted) == listed[:2]
+    files_listed = ["config.json", "model.safetensors", "sub/a.bin"]
+    assert taken("s3://b/p", files_listed, source) == files_listed[:2]
 
 
 def test_the_only_folder_is_descended(tmp_path: Path) -> None:

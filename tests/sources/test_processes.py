@@ -32,8 +32,8 @@ class Asker:
     def ask(self, name: str, writer: int = os.getpid()) -> Path:
         folder = self._folder / name
         folder.mkdir(parents=True)
-        wanted = WantedSource(source=f"writers/{name}", download_dir="/d", is_adapter=True)
-        write(folder / REQUEST, FetchRequest(sources=(wanted,), writer=writer))
+        wanted_source = WantedSource(source=f"writers/{name}", download_dir="/d", is_adapter=True)
+        write(folder / REQUEST, FetchRequest(sources=(wanted_source,), writer=writer))
         return folder
 
 
@@ -76,7 +76,8 @@ def test_a_request_that_cannot_be_read_for_a_moment_is_begun_when_it_can(
 ) -> None:
     folder = asker.ask("late")
     (folder / REQUEST).rename(folder / "away")
-    (folder / REQUEST).mkdir()  # opening it fails, and not because it is not there
+    # Opening it fails, and not because it is not there
+    (folder / REQUEST).mkdir()
     asker.ask("other")
     fetches.look()
     assert [folder_of(child) for child in fetches] == ["other"] and folder.is_dir()
@@ -114,10 +115,10 @@ def test_a_failure_is_left_for_the_front_end_and_the_next_request_has_its_turn(
     fetches.look()
     assert first not in fetches and len(list(fetches)) == MAX_AT_ONCE
 
-    said = failure(folder)
+    start_error = failure(folder)
     assert (
-        type(said) is StartError
-        and said.message == f"'writers/{folder.name}': fetch process died 3 times"
+        type(start_error) is StartError
+        and start_error.message == f"'writers/{folder.name}': fetch process died 3 times"
     )
 
     (folder / REQUEST).unlink()

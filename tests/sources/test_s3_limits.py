@@ -17,12 +17,12 @@ OBJECT = "<Contents><Key>fox/a.json</Key><Size>2</Size><ETag>&quot;e&quot;</ETag
 
 def page(contents: str, number: int = 0) -> Answer:
     """A page of a listing; after one with a number there is a next one."""
-    rest = (
+    ending = (
         f"<IsTruncated>true</IsTruncated><NextContinuationToken>{number}</NextContinuationToken>"
         if number
         else ""
     )
-    return Answer(200, XML, f"<ListBucketResult>{contents}{rest}</ListBucketResult>".encode())
+    return Answer(200, XML, f"<ListBucketResult>{contents}{ending}</ListBucketResult>".encode())
 
 
 class HostileS3(FaultyServer):
@@ -51,9 +51,10 @@ def bucket(server: HostileS3) -> Iterator[Bucket]:
 
 
 def test_a_listing_is_read(server: HostileS3, bucket: Bucket) -> None:
-    assert [(each.path, each.size, each.etag) for each in bucket.objects("fox/")] == [
-        ("a.json", 2, "e")
-    ]
+    assert [
+        (stored_object.path, stored_object.size, stored_object.etag)
+        for stored_object in bucket.objects("fox/")
+    ] == [("a.json", 2, "e")]
 
 
 @pytest.mark.parametrize(
@@ -101,9 +102,9 @@ def test_an_answer_that_is_larger_than_its_limit_is_not_read_to_its_end(
 
 
 def test_a_redirect_of_s3_is_not_followed(server: HostileS3, bucket: Bucket) -> None:
-    with HostileS3() as other:
-        server.replace("GET", Answer(307, XML | {"Location": f"{other.url}/x"}), times=10)
+    with HostileS3() as second_server:
+        server.replace("GET", Answer(307, XML | {"Location": f"{second_server.url}/x"}), times=10)
         with suppress(ModelUnusable):
             bucket.objects("fox/")
 
-        assert other.requests == []
+        assert second_server.requests == []

@@ -16,8 +16,8 @@ def store(tmp_path: Path) -> Store:
 
 
 def fetch(store: Store, *objects: StoredObject) -> None:
-    for each in objects:
-        (store.blobs / each.id).write_bytes(bytes(each.size))
+    for stored_object in objects:
+        (store.blobs / stored_object.id).write_bytes(bytes(stored_object.size))
 
 
 def fill(store: Store, *objects: StoredObject) -> None:
@@ -84,7 +84,8 @@ def test_a_process_that_dies_between_the_two_versions_leaves_the_new_one_to_the_
     fill(store, A)
     fetch(store, *store.missing([B]))
     store.name([B])
-    store.model.rename(store.old)  # the first part of the last step
+    # The first part of the last step
+    store.model.rename(store.old)
 
     assert not store.is_current([A]) and not store.is_current([B])
     assert store.missing([B]) == []

@@ -69,10 +69,11 @@ def test_a_server_for_several_models_shows_how_one_is_loaded(
 ) -> None:
     server = ServerConfig(host="::1", model_store="/store", management_port=8082, log_format="text")
     say_ready_for_models(server, 8080, after_s=2.0)
-    said = capsys.readouterr().out
-    assert said.startswith("\nlmi is ready for models below /store\n")
+    output = capsys.readouterr().out
+    assert output.startswith("\nlmi is ready for models below /store\n")
     assert (
-        """  curl http://[::1]:8082/models -d '{"model_name": "NAME", "url": "FOLDER"}'\n""" in said
+        """  curl http://[::1]:8082/models -d '{"model_name": "NAME", "url": "FOLDER"}'\n"""
+        in output
     )
 
 
@@ -138,8 +139,8 @@ def test_what_computes_is_told_where_an_engine_has_a_choice(
 def test_another_type_than_the_one_that_was_asked_for_is_told(
     asked: str, runs: str, said: str
 ) -> None:
-    wanted = replace(config("text"), engine=EngineConfig(dtype=asked))
-    assert said in banner(wanted, 8080, structs.replace(REPORT, dtype=runs), after_s=2.0)
+    text_config = replace(config("text"), engine=EngineConfig(dtype=asked))
+    assert said in banner(text_config, 8080, structs.replace(REPORT, dtype=runs), after_s=2.0)
 
 
 def test_a_handler_is_announced_by_its_file_and_has_no_context_length(

@@ -95,9 +95,9 @@ def test_after_too_many_deaths_there_is_no_other_start(engine: Child) -> None:
 def test_a_place_whose_engine_dies_again_and_again_is_set_aside_while_another_replica_serves(
     engine: Child, tmp_path: Path
 ) -> None:
-    other = Block.create(tmp_path / "other", num_engines=1, num_frontends=1).engines[0]
-    other.phase = Phase.READY
-    engine.others = [other]
+    second_block = Block.create(tmp_path / "other", num_engines=1, num_frontends=1).engines[0]
+    second_block.phase = Phase.READY
+    engine.others = [second_block]
     assert engine.record is not None
 
     for now in (1.0, 2.0, 3.0):
@@ -109,7 +109,7 @@ def test_a_place_whose_engine_dies_again_and_again_is_set_aside_while_another_re
         "it is tried again, but slowly"
     )
 
-    other.phase = Phase.LOST
+    second_block.phase = Phase.LOST
     assert engine.exited(1, now=34.0, is_ending=False) is not None, "nobody serves"
 
     engine.send(signal.SIGKILL)
@@ -122,9 +122,9 @@ def test_a_place_whose_engine_dies_again_and_again_is_set_aside_while_another_re
 def test_what_no_restart_mends_ends_no_server_that_another_replica_serves(
     engine: Child, tmp_path: Path, num_starts: int, others: Phase, is_fatal: bool
 ) -> None:
-    other = Block.create(tmp_path / "other", num_engines=1, num_frontends=1).engines[0]
-    other.phase = others
-    engine.others = [other]
+    second_block = Block.create(tmp_path / "other", num_engines=1, num_frontends=1).engines[0]
+    second_block.phase = others
+    engine.others = [second_block]
     assert engine.record is not None
     engine.record.num_starts = num_starts
     assert (engine.exited(4, now=1.0, is_ending=False) is not None) == is_fatal
@@ -161,7 +161,8 @@ def test_only_an_engine_that_was_ready_starts_again_without_delay(
     engine: Child, phase: Phase, is_at_once: bool
 ) -> None:
     assert engine.record is not None
-    engine.record.phase = phase  # since the supervisor's last look
+    # Since the supervisor's last look
+    engine.record.phase = phase
     engine.exited(-9, now=1.0, is_ending=False)
     assert starts_at_once(engine, now=1.0) == is_at_once
 
@@ -181,6 +182,7 @@ def test_an_exit_while_the_server_ends_is_no_failure(engine: Child) -> None:
     assert engine.record is not None and (engine.record.phase, engine.record.pid) == (Phase.LOST, 0)
 
 
+# It becomes ready, works, hangs
 @pytest.mark.parametrize(
     ("phase", "num_running", "looks", "why"),
     [
@@ -189,7 +191,7 @@ def test_an_exit_while_the_server_ends_is_no_failure(engine: Child) -> None:
             1,
             (9.0, 9.1, 11.0),
             "slept for 11.0 s (limit 10 s)",
-        ),  # it becomes ready, works, hangs
+        ),
         (
             Phase.DRAINING,
             0,
@@ -299,13 +301,14 @@ def test_a_step_ends_by_its_limit_of_work_or_when_nothing_works_in_it(
 def test_what_a_dead_process_leaves_in_its_group_goes_on_only_where_it_serves_clients(
     kind: ChildKind, is_left: bool
 ) -> None:
-    with subprocess.Popen(["/bin/sleep", "60"], start_new_session=True) as left:
+    with subprocess.Popen(["/bin/sleep", "60"], start_new_session=True) as leftover:
         child = Child(kind)
-        child.pid = left.pid  # the group's number is that of its first process
+        # The group's number is that of its first process
+        child.pid = leftover.pid
         child.exited(0, now=1.0, is_ending=True)
         if not is_left:
-            assert left.wait(60) == -signal.SIGKILL
+            assert leftover.wait(60) == -signal.SIGKILL
         else:
             time.sleep(0.05)
-            assert left.poll() is None
-            left.kill()
+            assert leftover.poll() is None
+            leftover.kill()

@@ -67,13 +67,13 @@ def test_threads_that_run_and_those_that_they_start_keep_to_the_cores(
     core = max(before)
     monkeypatch.setenv(linux.CORES, str(core))
     release = threading.Event()
-    seen = []
+    affinities = []
 
     def wait_and_look() -> None:
         release.wait(60)
-        seen.append(os.sched_getaffinity(0))
+        affinities.append(os.sched_getaffinity(0))
         with ThreadPoolExecutor(1) as pool:
-            seen.append(pool.submit(os.sched_getaffinity, 0).result())
+            affinities.append(pool.submit(os.sched_getaffinity, 0).result())
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(wait_and_look)
@@ -84,7 +84,7 @@ def test_threads_that_run_and_those_that_they_start_keep_to_the_cores(
         finally:
             linux.bind_threads(sorted(before))
 
-    assert seen == [{core}, {core}]
+    assert affinities == [{core}, {core}]
 
 
 def test_a_process_that_is_told_nothing_keeps_all_its_cores(
@@ -120,13 +120,13 @@ def test_threads_of_kernels_spin_shortly_and_an_operator_may_set_their_number(
             server=ServerConfig(), model=model, engine=EngineConfig(num_threads=num_threads)
         )
 
-    given = {
+    variables = {
         "GOMP_SPINCOUNT": "1000",
         "OMP_NUM_THREADS": "3",
         linux.THREADS_WHY: "option.num_threads",
     }
 
-    assert of_threads(config(3), {"OMP_NUM_THREADS": "5"}) == given
+    assert of_threads(config(3), {"OMP_NUM_THREADS": "5"}) == variables
     assert of_threads(config(None), {"OMP_NUM_THREADS": "5", "GOMP_SPINCOUNT": "7"}) == {
         "GOMP_SPINCOUNT": "7"
     }

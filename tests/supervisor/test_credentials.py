@@ -77,10 +77,10 @@ def served(tmp_path: Path, pem: Path) -> Iterator[Served]:
 
 def shown(context: ssl.SSLContext, trusted: Path) -> bytes:
     """The certificate that a client gets, which trusts these. Raises ssl.SSLError for any other."""
-    own = ssl.create_default_context(cafile=str(trusted))
+    trusting = ssl.create_default_context(cafile=str(trusted))
     to_server = ssl.MemoryBIO()
     to_client = ssl.MemoryBIO()
-    client = own.wrap_bio(to_client, to_server, server_hostname="localhost")
+    client = trusting.wrap_bio(to_client, to_server, server_hostname="localhost")
     server = context.wrap_bio(to_server, to_client, server_side=True)
     while True:
         waiting = 0

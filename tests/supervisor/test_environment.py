@@ -140,8 +140,8 @@ def test_front_ends_have_the_headers_of_the_collector_of_traces_and_no_other_sec
         "OTEL_EXPORTER_OTLP_HEADERS": "x-key=1",
         "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "x-key=2",
     }
-    given = {**headers, "OTEL_EXPORTER_OTLP_LOGS_HEADERS": "x-key=3", "HF_TOKEN": "x"}
-    assert environ_of_front_end(given) == {
+    variables = {**headers, "OTEL_EXPORTER_OTLP_LOGS_HEADERS": "x-key=3", "HF_TOKEN": "x"}
+    assert environ_of_front_end(variables) == {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         **headers,
@@ -149,8 +149,8 @@ def test_front_ends_have_the_headers_of_the_collector_of_traces_and_no_other_sec
 
 
 def test_front_ends_and_engines_ask_no_hub_whatever_the_operator_says() -> None:
-    given = {"HF_HUB_OFFLINE": "0", "HF_TOKEN": "x", "PATH": "/bin"}
-    assert environ_of_server(given) == {
+    variables = {"HF_HUB_OFFLINE": "0", "HF_TOKEN": "x", "PATH": "/bin"}
+    assert environ_of_server(variables) == {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "PATH": "/bin",
@@ -182,20 +182,20 @@ def test_what_a_requirements_txt_names_comes_first_on_the_path_of_the_models_own
 
 
 def test_other_engines_get_none_of_vllm_s_variables() -> None:
-    other = Config(
+    other_config = Config(
         server=ServerConfig(),
         model=ModelConfig(path="/m", name="m"),
         engine=EngineConfig(num_threads=1),
     )
-    assert environ_of_engine(other, {}, slot=0) == {}
+    assert environ_of_engine(other_config, {}, slot=0) == {}
 
 
 @pytest.mark.parametrize("handler", ["lmi-dist", "vllm"])
 def test_engines_have_the_variables_of_option_env_above_all_others(handler: str) -> None:
-    given = {"OMP_NUM_THREADS": "7", "HF_HUB_OFFLINE": "0", "MINE": "a,b", "MY_TOKEN": "t"}
-    engine = EngineConfig(handler=handler, environ=given)
+    variables = {"OMP_NUM_THREADS": "7", "HF_HUB_OFFLINE": "0", "MINE": "a,b", "MY_TOKEN": "t"}
+    engine = EngineConfig(handler=handler, environ=variables)
     config = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="m"), engine=engine)
-    assert environ_of_engine(config, {"MINE": "inherited"}, slot=0).items() >= given.items()
+    assert environ_of_engine(config, {"MINE": "inherited"}, slot=0).items() >= variables.items()
 
 
 def test_user_code_has_the_variables_of_option_env(tmp_path: Path) -> None:

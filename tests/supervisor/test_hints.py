@@ -183,8 +183,8 @@ def test_only_a_file_of_a_checkpoint_that_cannot_be_read_is_to_be_mended_or_copi
     assert unusable(f"{config}: not JSON: x") == DAMAGED_FILE
     assert unusable(f"{names}: pip failed") == unusable(f"{tmp_path}/nowhere.json: missing") == ""
 
-    said = unusable(str(unsupported(config, "BertForMaskedLM is not a decoder of text")))
-    assert said == "scripts/install installs other engines, --rolling-batch chooses one"
+    hint = unusable(str(unsupported(config, "BertForMaskedLM is not a decoder of text")))
+    assert hint == "scripts/install installs other engines, --rolling-batch chooses one"
     assert (
         unusable(f"{config}: Starcoder2ForCausalLM runs through …, and torch is not installed: …")
         == ""
@@ -212,7 +212,8 @@ def test_a_missing_library_names_the_extra_that_brings_it(library: str, extra: s
 
 
 def test_a_missing_engine_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
+    # As if it were not installed
+    monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(BadConfiguration) as refusal:
         choose_handler("vllm", Machine(num_cores=1), announced())
 
@@ -237,5 +238,5 @@ def test_a_library_that_user_code_misses_is_named(
     with pytest.raises(ModelUnusable) as refusal:
         load(code, ModelConfig(path=".", name="m"), record)
 
-    said = unusable(str(refusal.value))
-    assert "name lacking_here in a requirements.txt" in said
+    hint = unusable(str(refusal.value))
+    assert "name lacking_here in a requirements.txt" in hint

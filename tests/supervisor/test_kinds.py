@@ -67,5 +67,5 @@ def test_an_engine_is_the_users_unless_the_ranks_of_the_only_model_are_on_a_clus
         engine=EngineConfig(handler="vllm", options={"distributed_executor_backend": backend}),
     )
     assert kinds.user_of_engine(config) == (user if is_users else None)
-    said = "engines run as root, since option.distributed_executor_backend=ray"
-    assert any(message.startswith(said) for message in caplog.messages) is not is_users
+    root_message = "engines run as root, since option.distributed_executor_backend=ray"
+    assert any(message.startswith(root_message) for message in caplog.messages) is not is_users

@@ -30,7 +30,8 @@ def dropped() -> SimpleNamespace:
     """What counts the lines that were dropped."""
     record = SimpleNamespace(num_log_lines_dropped=0)
     log.count_dropped_in(record)
-    record.num_log_lines_dropped = 0  # without those of other tests
+    # Without those of other tests
+    record.num_log_lines_dropped = 0
     return record
 
 
@@ -84,7 +85,8 @@ def test_a_long_line_is_cut_however_it_comes(
 def test_lines_above_the_limit_are_counted_and_the_last_words_are_logged(
     output: ChildOutput, dropped: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    num_lines = 6 * BURST_LINES  # 60 KB: some hosts make no larger pipes than 64 KB
+    # 60 KB: some hosts make no larger pipes than 64 KB
+    num_lines = 6 * BURST_LINES
     os.write(output.writer, b"y\n" * num_lines)
     output.read()
 

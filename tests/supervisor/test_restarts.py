@@ -45,7 +45,8 @@ def test_too_many_deaths_in_the_window_are_the_end_and_old_ones_do_not_count() -
     table = RestartTable(max_deaths=3, window_s=600)
     assert table.delay_s(0, was_ready=True) is not None
     assert table.delay_s(300, was_ready=True) is not None
-    assert table.delay_s(601, was_ready=True) is not None  # the first death no longer counts
+    # The first death no longer counts
+    assert table.delay_s(601, was_ready=True) is not None
     assert table.delay_s(602, was_ready=True) is None
     assert table.num_deaths == 3
 
@@ -196,20 +197,20 @@ def test_a_late_step_is_told_once(record: EngineRecord) -> None:
     times = {1: 0.0}
     work = StepWork(lambda: dict(times))
     record.num_running = 1
-    told = []
+    restarts_told = []
     for second in range(1001, 1201):
         times[1] += 0.1
         record.step_s = 1000.0 if second < 1100 else 1100.0
         assert hang(record, ENGINE, 0.0, float(second), NO_PAUSES, work) is None
 
-        told += [second] if work.late_step() else []
+        restarts_told += [second] if work.late_step() else []
 
-    assert told == [1061, 1161]
+    assert restarts_told == [1061, 1161]
 
 
 def test_pauses_are_told_once_a_minute_with_their_sum() -> None:
     notes = PauseNotes()
-    [first, *others] = [
+    [first, *further] = [
         notes.note(paused_s, now)
         for paused_s, now in ((1.4, 10.0), (0.0, 11.0), (2.0, 20.0), (3.0, 60.0))
     ]
@@ -219,7 +220,7 @@ def test_pauses_are_told_once_a_minute_with_their_sum() -> None:
         == "the machine gave this process no time for 1.4 s (busy, or suspended); deadlines are "
         "extended"
     )
-    assert others == [None] * 3
+    assert further == [None] * 3
     assert notes.note(0.0, 69.9) is None
     assert notes.note(0.0, 70.0) == (
         "the machine gave this process no time for 5.0 s in 2 pauses (busy, or suspended); "

@@ -34,9 +34,9 @@ def test_a_server_with_room_for_its_processes_starts(
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_a_lack_of_descriptors_is_told_as_one_and_not_as_a_fault_of_the_folder(number: int) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    said = str(cannot_write(Path("/x"), OSError(number, "Too many open files")))
+    message = str(cannot_write(Path("/x"), OSError(number, "Too many open files")))
     assert (
-        said
+        message
         == f"/x: Too many open files: a process has at most {limit} (`ulimit -n`, RLIMIT_NOFILE)"
     )
     assert "TMPDIR" in str(

@@ -83,9 +83,9 @@ def test_the_new_server_gets_the_sockets_and_connections_that_wait_in_them(old: 
 
 def test_an_address_that_the_old_server_does_not_have_is_bound(old: Old) -> None:
     new = old.gives()
-    with new.listener(HOST, old.port), bind(HOST, 0) as other:
+    with new.listener(HOST, old.port), bind(HOST, 0) as foreign_listener:
         with pytest.raises(PortUnavailable, match="it belongs to process"):
-            new.listener(HOST, other.getsockname()[1])
+            new.listener(HOST, foreign_listener.getsockname()[1])
 
     new.close_others()
 
@@ -150,9 +150,9 @@ def test_another_user_gets_nothing(old: Old) -> None:
 
     os.close(writer)
     os.waitpid(pid, 0)
-    said = os.read(reader, 1000).decode()
+    message = os.read(reader, 1000).decode()
     os.close(reader)
-    assert said.endswith("cannot be taken over: its server belongs to user 0")
+    assert message.endswith("cannot be taken over: its server belongs to user 0")
 
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(_heard_by, NOBODY, old.port)
@@ -167,13 +167,13 @@ def _heard_by(uid: int, port: int) -> str:
         os.setuid(uid)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as talk:
             talk.connect(f"\0lmi-takeover-1/{HOST}/{port}".encode())
-            said, fds, _, _ = socket.recv_fds(talk, 1000, 8)
-            os.write(writer, said if not fds else b"it got sockets")
+            message, fds, _, _ = socket.recv_fds(talk, 1000, 8)
+            os.write(writer, message if not fds else b"it got sockets")
 
         os._exit(0)
 
     os.close(writer)
     os.waitpid(pid, 0)
-    said = os.read(reader, 1000).decode()
+    message = os.read(reader, 1000).decode()
     os.close(reader)
-    return said
+    return message

@@ -42,19 +42,19 @@ def test_a_busy_interval_has_one_line_for_all_engines_and_an_idle_one_has_none(
     throughput = Throughput(10.0, 0.0)
     assert look(throughput, engines, 10) == []
 
-    for each in engines:
-        each.num_context_tokens = 600
-        each.num_generation_tokens = 50
-        each.num_running = 2
-        each.num_used_blocks = 1
-        each.max_num_blocks = 8
+    for engine in engines:
+        engine.num_context_tokens = 600
+        engine.num_generation_tokens = 50
+        engine.num_running = 2
+        engine.num_used_blocks = 1
+        engine.max_num_blocks = 8
 
     assert look(throughput, engines, 19) == [], "the interval is not over"
     assert look(throughput, engines, 20) == [(120.0, 10.0, 4, 0, 0.125)]
     assert look(throughput, engines, 30) == [(0.0, 0.0, 4, 0, 0.125)], "they hang, which is no rest"
 
-    for each in engines:
-        each.num_running = 0
+    for engine in engines:
+        engine.num_running = 0
 
     assert look(throughput, engines, 40) == []
     assert look(throughput, engines[:1], 50) == [], "a model was unloaded"

@@ -33,7 +33,8 @@ from tests.system.vllm_server import SETTINGS
 from tests.tiny_models import tiny_model
 
 PROMPTS = ("The quick brown", "Where does the river", "Seven ships", "A list of towns: ")
-MAX_ANSWER_S = 120.0  # by then a client calls it a hang; the machine may have stood still
+# By then a client calls it a hang; the machine may have stood still
+MAX_ANSWER_S = 120.0
 BACK_S = 120.0
 STOPPED_S = 1.0
 RETRY_S = 0.05
@@ -53,8 +54,10 @@ FAULTS: tuple[tuple[str, signal.Signals], ...] = (
 )
 HOLDS_CONNECTIONS = ("lmi-front", "lmi-gunicorn")
 MB = 1 << 20
-MAX_GROWN_BYTES = 150 * MB  # an engine touches its cache, a front end keeps buffers
-Memory = Mapping[int, tuple[str, int]]  # name and resident bytes of each process, by its id
+# An engine touches its cache, a front end keeps buffers
+MAX_GROWN_BYTES = 150 * MB
+# Name and resident bytes of each process, by its id
+Memory = Mapping[int, tuple[str, int]]
 
 
 @contextmanager
@@ -199,9 +202,8 @@ class Chaos:
     broken: list[str] = field(default_factory=list)
     _num_front_ends: int = 0
     expected: dict[Ask, tuple[int, list[bytes]]] = field(default_factory=dict)
-    cuts: list[list[float]] = field(
-        default_factory=list
-    )  # when a process that holds connections died, and was back
+    # When a process that holds connections died, and was back
+    cuts: list[list[float]] = field(default_factory=list)
 
     def learn(self, asks: Sequence[Ask] = ASKS) -> None:
         """Ask each by itself. What the server answers now is right."""
@@ -230,9 +232,9 @@ class Chaos:
 
     def _ask_until(self, until_s: float, client: int) -> None:
         draw = random.Random(f"{self.seed} {client}")
-        known = list(self.expected)
+        asks = list(self.expected)
         while time.monotonic() < until_s:
-            ask = draw.choice(known)
+            ask = draw.choice(asks)
             leave_after_bytes = draw.choice((None, None, None, None, 40))
             began_s = time.monotonic()
             try:
@@ -255,32 +257,40 @@ class Chaos:
     def end_of(self, ask: Ask, answer: Answer, began_s: float) -> str:
         """Return how a request ended; "broken: …" if no fault excuses it."""
         status, expected = self.expected[ask]
-        found = self._records(answer.body)
-        if (answer.status, found) == (status, expected) and answer.is_whole:
+        answer_records = self._records(answer.body)
+        if (answer.status, answer_records) == (status, expected) and answer.is_whole:
             return "whole"
 
         if not answer.is_whole:
-            head = found[:-1]  # the last one may be half
+            # The last one may be half
+            head = answer_records[:-1]
             return (
                 self._end_without_answer(began_s, "cut")
                 if head == expected[: len(head)]
-                else f"broken: {found}"
+                else f"broken: {answer_records}"
             )
 
         if answer.status == 503 and "retry-after" in answer.headers and b"error" in answer.body:
             return "refused"
 
-        if answer.status == 200 == status and ask.name == "lines" and len(found) == len(expected):
+        if (
+            answer.status == 200 == status
+            and ask.name == "lines"
+            and len(answer_records) == len(expected)
+        ):
             is_said = all(
                 b'"error"' in line or line == right
-                for line, right in zip(found, expected, strict=True)
+                for line, right in zip(answer_records, expected, strict=True)
             )
-            return "error" if is_said else f"broken: {found}, expected {expected}"
+            return "error" if is_said else f"broken: {answer_records}, expected {expected}"
 
         if answer.status == 200 == status and ask.is_stream:
-            said = [record for record in found if b"[DONE]" not in record]
-            is_said = b'"error"' in said[-1] and said[:-1] == expected[: len(said) - 1]
-            return "error" if is_said else f"broken: {said}, expected {expected}"
+            data_records = [record for record in answer_records if b"[DONE]" not in record]
+            is_said = (
+                b'"error"' in data_records[-1]
+                and data_records[:-1] == expected[: len(data_records) - 1]
+            )
+            return "error" if is_said else f"broken: {data_records}, expected {expected}"
 
         return f"broken: {answer.status} {answer.headers} {answer.body[:300]!r}"
 
@@ -325,8 +335,12 @@ class Chaos:
         cut[1] = time.monotonic()
 
     def _records(self, body: bytes) -> list[bytes]:
-        found = records(body)
-        return found if self.is_exact else [LOG_PROBS.sub(b"", record) for record in found]
+        answer_records = records(body)
+        return (
+            answer_records
+            if self.is_exact
+            else [LOG_PROBS.sub(b"", record) for record in answer_records]
+        )
 
 
 def outgrown(before: Memory, after: Memory) -> list[str]:
@@ -334,7 +348,7 @@ def outgrown(before: Memory, after: Memory) -> list[str]:
     largest of its name.
     """
     largest = {
-        name: max(size for other, size in before.values() if other == name)
+        name: max(size for other_name, size in before.values() if other_name == name)
         for name, _ in before.values()
     }
     grown = [
@@ -350,12 +364,12 @@ def outgrown(before: Memory, after: Memory) -> list[str]:
 
 def memory(server: Server) -> Memory:
     """The name of each process of a server and its resident bytes, by its id."""
-    found = {}
+    sizes = {}
     for pid in server.pids():
         with suppress(OSError):
-            found[pid] = (Path(f"/proc/{pid}/comm").read_text().strip(), resident_bytes(pid))
+            sizes[pid] = (Path(f"/proc/{pid}/comm").read_text().strip(), resident_bytes(pid))
 
-    return found
+    return sizes
 
 
 def main() -> int:
@@ -367,14 +381,17 @@ def main() -> int:
     parser.add_argument(
         "--calm", action="store_true", help="no faults: a soak, for the memory of each process"
     )
-    given = parser.parse_args()
-    with serving(given.engine) as server:
-        chaos = Chaos(server, given.clients, given.seed, is_exact=given.engine == "lmi-dist")
+    arguments = parser.parse_args()
+    with serving(arguments.engine) as server:
+        chaos = Chaos(
+            server, arguments.clients, arguments.seed, is_exact=arguments.engine == "lmi-dist"
+        )
         chaos.learn()
-        chaos.run(given.seconds / 10, ())  # whatever is done for the first time takes memory
+        # Whatever is done for the first time takes memory
+        chaos.run(arguments.seconds / 10, ())
         before = memory(server)
         num_warm = sum(chaos.ends.values())
-        chaos.run(given.seconds, () if given.calm else FAULTS)
+        chaos.run(arguments.seconds, () if arguments.calm else FAULTS)
         wait_until(server.is_idle, "no request and no block of the cache is held")
         num_requests = sum(chaos.ends.values()) - num_warm
         after = memory(server)

@@ -32,12 +32,16 @@ from tests.scripted import write_byte_tokenizer
 
 ENGINES = Path(__file__).parent / "engines"
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 180.0  # a busy machine takes long to import torch
+# A busy machine takes long to import torch
+START_TIMEOUT_S = 180.0
 PING_TIMEOUT_S = 10.0
-PORTS = range(15_000, 32_000)  # below those that the kernel gives to whoever asks for any
+# Below those that the kernel gives to whoever asks for any
+PORTS = range(15_000, 32_000)
 MAX_LOG_LINES = 100  # in an account
-ENVIRON = dict(os.environ)  # as before vllm, in another test of this process, wrote into it
-ENVIRON.pop("VLLM_CONFIGURE_LOGGING", None)  # of tests/conftest.py; an engine sets it itself
+# As before vllm, in another test of this process, wrote into it
+ENVIRON = dict(os.environ)
+# Of tests/conftest.py; an engine sets it itself
+ENVIRON.pop("VLLM_CONFIGURE_LOGGING", None)
 
 
 def write_model(folder: Path, **options: object) -> Path:
@@ -59,8 +63,11 @@ def free_port() -> int:
     test listens.
     """
     while True:
-        with suppress(OSError), socket.create_server(("127.0.0.1", secrets.choice(PORTS))) as taken:
-            return int(taken.getsockname()[1])
+        with (
+            suppress(OSError),
+            socket.create_server(("127.0.0.1", secrets.choice(PORTS))) as listener,
+        ):
+            return int(listener.getsockname()[1])
 
 
 def wait_within(bound_s: float, condition: Callable[[], Any], what: str) -> None:
@@ -80,7 +87,8 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
-    is_whole: bool = True  # the connection ended where HTTP ends it, not in the middle
+    # The connection ended where HTTP ends it, not in the middle
+    is_whole: bool = True
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -94,7 +102,8 @@ class Container:
     port: int = field(default_factory=free_port)
     environ: dict[str, str] = field(default_factory=dict)
     command_prefix: list[str] = field(default_factory=list)
-    stderr: str | None = None  # a file to write to instead of the log
+    # A file to write to instead of the log
+    stderr: str | None = None
     python: str = sys.executable
     last_ping: str = field(default="none", init=False)
 
@@ -107,7 +116,7 @@ class Container:
             "PYTHONPATH": ":".join(filter(None, paths)),
             **self.environ,
         }
-        what = [
+        words = [
             "serve",
             "." if from_its_folder else str(self.folder),
             "--host",
@@ -115,7 +124,7 @@ class Container:
             "--port",
             str(self.port),
         ]
-        command = [*self.command_prefix, self.python, "-P", "-m", "lmi", *what]
+        command = [*self.command_prefix, self.python, "-P", "-m", "lmi", *words]
         with open(self.stderr or self.log, "ab") as errors, open(self.log, "ab") as output:
             self.process = subprocess.Popen(
                 command,
@@ -136,12 +145,12 @@ class Container:
         """
         self.start(from_its_folder)
         self.wait_200()
-        if asked := re.search(
+        if match := re.search(
             r"^frontend_workers=(\d+)$",
             (self.folder / "serving.properties").read_text(),
             re.MULTILINE,
         ):
-            self.wait_for_front_ends(int(asked[1]))
+            self.wait_for_front_ends(int(match[1]))
 
         return self
 
@@ -188,11 +197,11 @@ class Container:
         try:
             answer = self.request("GET", "/ping", timeout_s=PING_TIMEOUT_S)
             status = answer.status
-            said = f"{answer.status} {answer.body!r}"
+            last_answer = f"{answer.status} {answer.body!r}"
         except (OSError, HTTPException) as error:
-            said = repr(error)
+            last_answer = repr(error)
 
-        self.last_ping = f"{said} after {time.monotonic() - started_s:.2f} s"
+        self.last_ping = f"{last_answer} after {time.monotonic() - started_s:.2f} s"
         return status
 
     def generate(self, num_tokens: int, prompt: str = "abc", stream: bool = True) -> Answer:
@@ -231,19 +240,20 @@ class Container:
 
     def pids(self, name: str = "") -> list[int]:
         """Live processes of this container whose name begins with `name`."""
-        found = []
+        descriptors = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
                 if entry.name.isdigit() and self._owns(entry):
                     if (entry / "comm").read_text().startswith(name):
-                        found.append(int(entry.name))
+                        descriptors.append(int(entry.name))
 
-        return sorted(found)
+        return sorted(descriptors)
 
     def _owns(self, process: Path) -> bool:
         try:
             return self.mark.encode() in (process / "environ").read_bytes()
-        except PermissionError:  # processes with secrets show their environment only to root
+        except PermissionError:
+            # Processes with secrets show their environment only to root
             pid = int(process.name)
             is_alive = "State:\tZ" not in (process / "status").read_text()
             family = (

@@ -33,7 +33,8 @@ ENVIRONMENT = {
 }
 SILENT_S = 20.0
 START_TIMEOUT_S = 90.0
-RANK = "ray::RayWorkerP"  # the kernel keeps 15 characters of a name
+# The kernel keeps 15 characters of a name
+RANK = "ray::RayWorkerP"
 
 
 @dataclass
@@ -51,9 +52,8 @@ class Node:
         return self.folder / "log"
 
     def start(self) -> Node:
-        self.folder = Path(
-            tempfile.mkdtemp(prefix="ray-")
-        )  # a short path, since Ray keeps sockets in it
+        # A short path, since Ray keeps sockets in it
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-"))
         address, port = self.head.split(":")
         is_head = self.address == address
         role = (
@@ -83,7 +83,7 @@ class Node:
 
     def pids(self, name: str = "") -> list[int]:
         """The live processes of this node whose name begins with `name`."""
-        found = []
+        descriptors = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
                 if entry.name.isdigit() and os.getsid(int(entry.name)) == self.process.pid:
@@ -91,9 +91,9 @@ class Node:
                         (entry / "stat").read_text().partition("(")[2].rpartition(")")
                     )
                     if title.startswith(name) and status.split()[0] != "Z":
-                        found.append(int(entry.name))
+                        descriptors.append(int(entry.name))
 
-        return found
+        return descriptors
 
     def kill(self) -> None:
         """End it as a machine ends that loses power: no process says goodbye."""

@@ -35,7 +35,8 @@ from tests.system.container import ROOT, free_port, wait_until, write_model
 PAGE = ROOT / "docs" / "scale.md"
 NUM_TOKENS = 25
 STEP_MS = 10
-THINK_S = (0.0, 0.0, 0.05, 0.4)  # of a client before its next request
+# Of a client before its next request
+THINK_S = (0.0, 0.0, 0.05, 0.4)
 DRAIN_DELAY_S = 3
 TIMEOUT_S = 30.0
 ID = "X-Amzn-SageMaker-Inference-Id"
@@ -175,8 +176,8 @@ def restart(server: Server, *loads: Load) -> None:
     server.start_and_wait()
 
     def is_asked() -> bool:
-        said = server.log.read_bytes()[num_bytes:].decode(errors="replace")
-        return all(f'"request_id":"{load.name}","status":200' in said for load in loads)
+        log_text = server.log.read_bytes()[num_bytes:].decode(errors="replace")
+        return all(f'"request_id":"{load.name}","status":200' in log_text for load in loads)
 
     wait_until(is_asked, "each balancer sends requests to the server again")
 
@@ -192,9 +193,12 @@ class Kind:
 
     language: str
     command: Sequence[str]
-    listens: str  # how the block says where it listens
-    address: str  # how the block says an address
-    around: str = "BLOCK"  # the rest of the file
+    # How the block says where it listens
+    listens: str
+    # How the block says an address
+    address: str
+    # The rest of the file
+    around: str = "BLOCK"
 
 
 NGINX = """
@@ -274,7 +278,8 @@ def replaced(block: str, said: str, form: str, port: int) -> str:
 def balancer(name: str, folder: Path, servers: Sequence[int]) -> Iterator[int]:
     """Run a balancer in front of servers by their ports. Yields its own port."""
     port = free_port()
-    file = folder / f"{name}.{KINDS[name].language}"  # Envoy looks at the ending
+    # Envoy looks at the ending
+    file = folder / f"{name}.{KINDS[name].language}"
     file.write_text(configured(name, port, servers).replace("FOLDER", str(folder)))
     words = [
         word.replace("FOLDER", str(folder)).replace("FILE", str(file))
@@ -367,8 +372,8 @@ def take_over_again(folder: Path, seconds: float, num_clients: int) -> Outcome:
             server = new
 
         load.stop()
-        told = f"{len(pings.failures)} pings, longest {pings.longest_s * 1000:.0f} ms"
-        return Outcome(num_restarts, load.ends, load.failures, told)
+        ping_text = f"{len(pings.failures)} pings, longest {pings.longest_s * 1000:.0f} ms"
+        return Outcome(num_restarts, load.ends, load.failures, ping_text)
 
 
 def main() -> int:
@@ -385,8 +390,8 @@ def main() -> int:
     parser.add_argument(
         "--drain-delay", type=float, default=DRAIN_DELAY_S, help=f"of the servers [{DRAIN_DELAY_S}]"
     )
-    given = parser.parse_args()
-    if unknown := set(given.parts) - {*KINDS, "takeover"}:
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - {*KINDS, "takeover"}:
         parser.error(f"no part {', '.join(sorted(unknown))}")
 
     print(
@@ -395,16 +400,16 @@ def main() -> int:
         flush=True,
     )
     failures: list[str] = []
-    for name in given.parts or [*KINDS, "takeover"]:
+    for name in arguments.parts or [*KINDS, "takeover"]:
         with tempfile.TemporaryDirectory(prefix="lmi-rolling-") as folder:
             if name == "takeover":
-                outcome = take_over_again(Path(folder), given.seconds, given.clients)
+                outcome = take_over_again(Path(folder), arguments.seconds, arguments.clients)
             elif command_of(name) is None:
                 print(f"| {name} | not on this machine | | | |", flush=True)
                 continue
             else:
                 outcome = restart_behind(
-                    name, Path(folder), given.seconds, given.clients, given.drain_delay
+                    name, Path(folder), arguments.seconds, arguments.clients, arguments.drain_delay
                 )
 
         print(outcome.row(name), flush=True)

@@ -155,6 +155,6 @@ def test_several_inputs_without_a_rolling_batch_have_the_texts_that_each_has_alo
             for pieces in zip(*(line["outputs"] for line in answer.lines), strict=True)
         ]
     else:
-        texts = [one["generated_text"] for one in json.loads(answer.body)]
+        texts = [load["generated_text"] for load in json.loads(answer.body)]
 
     assert texts == expected

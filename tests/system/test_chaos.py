@@ -68,8 +68,8 @@ def test_the_driver_sees_a_process_that_grows() -> None:
         {1: ("lmi-front-0", 150 * MB), 4: ("lmi-engine-0", 600 * MB), 5: ("lmi-guides", 900 * MB)},
     )
 
-    [said] = outgrown(before, {1: ("lmi-front-0", 1000 * MB), 2: ("lmi-engine-0", 450 * MB)})
-    assert said == "lmi-front-0 grew by 910 MB to 1000 MB"
+    [message] = outgrown(before, {1: ("lmi-front-0", 1000 * MB), 2: ("lmi-engine-0", 450 * MB)})
+    assert message == "lmi-front-0 grew by 910 MB to 1000 MB"
     assert (
         len(outgrown(before, {2: ("lmi-engine-0", 700 * MB), 4: ("lmi-engine-0", 700 * MB)})) == 2
     )

@@ -53,16 +53,16 @@ def asked(server: Server, path: str, body: dict[str, object]) -> dict[str, objec
 
 
 def test_a_chat_remembers_what_was_said(server: Server) -> None:
-    said = [{"role": "system", "content": "Be brief."}]
+    messages = [{"role": "system", "content": "Be brief."}]
     for text in ("Who are you?", "And I?"):
-        said.append({"role": "user", "content": text})
-        message = asked(server, "chat/completions", {"messages": said})["message"]
-        said.append({"role": "assistant", "content": message["content"]})  # type: ignore[index]
+        messages.append({"role": "user", "content": text})
+        message = asked(server, "chat/completions", {"messages": messages})["message"]
+        messages.append({"role": "assistant", "content": message["content"]})  # type: ignore[index]
 
     words = ("--url", url_of(server), "--system-prompt", "Be brief.", "--temperature", "0")
     done = talk("chat", *words, typed="Who are you?\n\nAnd I?\n")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{said[2]['content']}\n{said[4]['content']}\n"
+    assert done.stdout == f"{messages[2]['content']}\n{messages[4]['content']}\n"
 
 
 @pytest.mark.parametrize("folder", ["", "/v1/"])
@@ -112,9 +112,9 @@ def test_a_load_of_chats_has_the_tokens_that_the_server_reports(
     done = lmi("bench", url_of(server), *words, "--json", str(tmp_path / "found.json"))
     assert done.returncode == 0, done.stderr
 
-    [found] = json.loads((tmp_path / "found.json").read_bytes())["servers"]
-    assert (found["total"]["num_tokens"], found["total"]["counted_by"]) == (30, "usage")
-    assert {name.split()[0] for name in found["cpu_s"]} >= {"lmi-front-0", "lmi-engine-0"}
+    [report] = json.loads((tmp_path / "found.json").read_bytes())["servers"]
+    assert (report["total"]["num_tokens"], report["total"]["counted_by"]) == (30, "usage")
+    assert {name.split()[0] for name in report["cpu_s"]} >= {"lmi-front-0", "lmi-engine-0"}
 
 
 def test_a_batch_has_one_answer_for_each_request(server: Server, tmp_path: Path) -> None:

@@ -23,12 +23,14 @@ from tests.served import Server
 from tests.system.container import wait_until
 
 NUM_CLIENTS = 64
-MAX_ROUNDS = 5  # on a busy machine the requests may arrive so slowly that few run together
+# On a busy machine the requests may arrive so slowly that few run together
+MAX_ROUNDS = 5
 WORDS = "the quick brown fox jumps over a lazy dog she sells sea shells by the shore 0123 Ünïcode 狐 \n".split(  # noqa: E501
     " "
 )
 FORMATS = ("json", "jsonlines", "sse")
-ROUNDING = 1e-4  # of a log-prob after a recomputation
+# Of a log-prob after a recomputation
+ROUNDING = 1e-4
 
 Body = dict[str, Any]
 
@@ -104,15 +106,19 @@ def said(response: bytes, output_format: str) -> Said:
     """Read an answer of either server. With tgi_compat a whole answer is a list and log-probs have
     another name.
     """
-    found = records(response, output_format)
-    last = found[-1][0] if isinstance(found[-1], list) else found[-1]
+    answer_records = records(response, output_format)
+    last = answer_records[-1][0] if isinstance(answer_records[-1], list) else answer_records[-1]
     assert "error" not in last, last
     details = last["details"]
-    tokens = details["tokens"] if output_format == "json" else [record["token"] for record in found]
+    tokens = (
+        details["tokens"]
+        if output_format == "json"
+        else [record["token"] for record in answer_records]
+    )
     top = (
         details.get("top_tokens")
         if output_format == "json"
-        else [record.get("top_tokens") for record in found]
+        else [record.get("top_tokens") for record in answer_records]
     )
     assert details["generated_tokens"] == len(tokens)
     return Said(
@@ -173,13 +179,13 @@ def crowd(
 
 def most_running(server: Server, work: Callable[[], Any]) -> tuple[int, Any]:
     """The most requests that ran at once during `work`, and the result of `work`."""
-    seen = [0]
+    nums_running = [0]
     done = threading.Event()
     engine = server.engines()[0]
 
     def look() -> None:
         while not done.wait(0.002):
-            seen.append(engine.num_running)
+            nums_running.append(engine.num_running)
 
     watcher = threading.Thread(target=look)
     watcher.start()
@@ -189,7 +195,7 @@ def most_running(server: Server, work: Callable[[], Any]) -> tuple[int, Any]:
         done.set()
         watcher.join()
 
-    return max(seen), result
+    return max(nums_running), result
 
 
 REQUESTS = make_requests()
@@ -267,5 +273,5 @@ def assert_same_words(answer: Said, expected: Said) -> None:
         expected.text,
         expected.finish_reason,
     )
-    for got, wanted in zip(answer.log_probs, expected.log_probs, strict=True):
-        assert abs(float(got) - float(wanted)) < ROUNDING
+    for got, expected_log_prob in zip(answer.log_probs, expected.log_probs, strict=True):
+        assert abs(float(got) - float(expected_log_prob)) < ROUNDING

@@ -24,8 +24,10 @@ from tests.served import Server, launch, readable, resident_bytes
 from tests.system.container import wait_until, write_model
 
 MB = 1 << 20
-SLOW_S = 0.5  # for refusals that must come at once, on a busy machine
-GENERATION_S = 5.0  # for up to a whole context of tokens on such a machine
+# For refusals that must come at once, on a busy machine
+SLOW_S = 0.5
+# For up to a whole context of tokens on such a machine
+GENERATION_S = 5.0
 PING_S = 0.25
 
 
@@ -153,7 +155,8 @@ def test_a_body_over_the_limit_is_413_and_not_kept(tiny: Server, has_length: boo
     with tiny.connect_raw() as connection:
         size = b"Content-Length: 104857600" if has_length else b"Transfer-Encoding: chunked"
         connection.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % size)
-        with suppress(OSError):  # the server may close before it has read all
+        # The server may close before it has read all
+        with suppress(OSError):
             for _ in range(100):
                 connection.sendall(b"a" * MB if has_length else b"%x\r\n%b\r\n" % (MB, b"a" * MB))
 
@@ -319,7 +322,8 @@ def test_bodies_that_do_not_end_take_no_more_memory_than_they_may(echo: Server, 
     clients = [echo.connect_raw() for _ in range(20)]
     try:
         for client in clients:
-            with suppress(OSError):  # it was refused, and its answer is unread
+            # It was refused, and its answer is unread
+            with suppress(OSError):
                 client.sendall(
                     b"POST /invocations HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % field + data
                 )
@@ -404,9 +408,8 @@ def evil_requests() -> list[bytes]:
     allows it.
     """
     quoted = quote(EVIL, safe="")
-    odd = re.sub(
-        "[\r\n\x00\x1b]", "", EVIL
-    ).encode()  # with these characters the parser refuses the request
+    # With these characters the parser refuses the request
+    odd = re.sub("[\r\n\x00\x1b]", "", EVIL).encode()
     data = json.dumps(
         {"inputs": "a", EVIL: 1, "parameters": {EVIL: 1, "stop": EVIL, "output_formatter": EVIL}}
     ).encode()

@@ -28,7 +28,8 @@ CLOCK = {
 }
 TOOLS = [WEATHER, CLOCK]
 chat = partial(weather.chat, temperature=1.2)
-SAMPLED = {"max_new_tokens": 200, "do_sample": True, "seed": 3}  # white space of JSON may be long
+# White space of JSON may be long
+SAMPLED = {"max_new_tokens": 200, "do_sample": True, "seed": 3}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,8 @@ def test_lmi_and_openai_apply_a_form(server: Server, name: str, value: object, f
 
 
 def test_lmi_and_openai_apply_a_schema(server: Server) -> None:
-    of_tgi = {"type": "json_object", "value": PARAMETERS}  # as huggingface_hub's client sends it
+    # As huggingface_hub's client sends it
+    of_tgi = {"type": "json_object", "value": PARAMETERS}
     for fields in (
         {"guided_json": PARAMETERS},
         {"response_format": FORM},
@@ -100,12 +102,12 @@ def test_a_required_call_is_one_of_the_functions(server: Server) -> None:
         )
         [call] = choice["message"]["tool_calls"]
         names.add(call["function"]["name"])
-        wanted = (
+        parameters_schema = (
             PARAMETERS
             if call["function"]["name"] == "weather"
             else {"type": "object", "maxProperties": 0}
         )
-        jsonschema.validate(json.loads(call["function"]["arguments"]), wanted)
+        jsonschema.validate(json.loads(call["function"]["arguments"]), parameters_schema)
 
     assert names <= {"weather", "clock"}
 
@@ -237,20 +239,21 @@ def slowed(pid: int) -> Iterator[None]:
     over = Event()
 
     def hold() -> None:
-        with suppress(ProcessLookupError):  # the process has ended, which the test will see
+        # The process has ended, which the test will see
+        with suppress(ProcessLookupError):
             while not over.wait(0.01):
                 os.killpg(group, signal.SIGSTOP)
                 over.wait(0.07)
                 os.killpg(group, signal.SIGCONT)
 
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(hold)
+        holder = pool.submit(hold)
         try:
             yield
         finally:
             over.set()
 
-    held.result()
+    holder.result()
 
 
 def test_the_first_guide_of_an_engine_on_a_slow_machine_does_not_end_it(hasty: Server) -> None:

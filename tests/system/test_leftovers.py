@@ -24,30 +24,30 @@ Make = Callable[..., Server]
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     """A function that makes servers that share one folder for temporary files."""
-    made: list[Server] = []
+    servers: list[Server] = []
 
     def make(**options: object) -> Server:
-        folder = write_model(tmp_path / f"model-{len(made)}", **options)
-        made.append(
-            Server(folder, tmp_path / f"log-{len(made)}", free_port(), {"TMPDIR": temporary})
+        folder = write_model(tmp_path / f"model-{len(servers)}", **options)
+        servers.append(
+            Server(folder, tmp_path / f"log-{len(servers)}", free_port(), {"TMPDIR": temporary})
         )
-        return made[-1]
+        return servers[-1]
 
     with ExitStack() as folders:
         temporary = folders.enter_context(tempfile.TemporaryDirectory(prefix="lmi-"))
         yield make
-        for one in made:
-            one.kill()
+        for started in servers:
+            started.kill()
 
 
 def folder_of(server: Server) -> Path:
     """The runtime folder of a server, found by its port."""
-    [found] = (
+    [folder_found] = (
         url.parent
         for url in Path(server.environ["TMPDIR"]).glob("lmi-*/url")
         if url.read_text().endswith(f":{server.port}")
     )
-    return found
+    return folder_found
 
 
 def test_the_folder_of_a_killed_server_is_removed_and_that_of_a_running_one_stays(
@@ -59,7 +59,7 @@ def test_the_folder_of_a_killed_server_is_removed_and_that_of_a_running_one_stay
         server.start_and_wait()
 
     old = folder_of(killed)
-    kept = folder_of(neighbour)
+    kept_folder = folder_of(neighbour)
     foreign = old.with_name("lmi-of_somebody_else")
     foreign.mkdir()
     link = old.with_name("lmi-link")
@@ -72,7 +72,9 @@ def test_the_folder_of_a_killed_server_is_removed_and_that_of_a_running_one_stay
     assert old.is_dir()
 
     new = make().start_and_wait()
-    assert not old.exists() and kept.is_dir() and foreign.is_dir() and folder_of(new).is_dir()
+    assert (
+        not old.exists() and kept_folder.is_dir() and foreign.is_dir() and folder_of(new).is_dir()
+    )
     assert f"removed {old}" in new.log.read_text()
     assert neighbour.generate(3).status == new.generate(3).status == 200
 

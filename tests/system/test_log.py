@@ -60,7 +60,7 @@ def assert_serves_on_without_a_log(server: Server) -> None:
     """Lines are lost and counted, nobody waits for the log, and every process lives but the engine
     that is killed.
     """
-    others = processes(server)
+    other_processes = processes(server)
     fill(server)
     for measurement in measurements():
         num_before = num_dropped(server)
@@ -77,7 +77,7 @@ def assert_serves_on_without_a_log(server: Server) -> None:
     engine = server.lose_engine()
     wait_until(lambda: engine.is_alive and server.ping() == 200, "there is another engine")
     assert server.generate(5).status == 200
-    assert processes(server) == others
+    assert processes(server) == other_processes
 
 
 def assert_ends_in_order(server: Server) -> None:
@@ -133,7 +133,8 @@ def test_a_pipe_whose_reader_leaves_ends_nothing_and_goes_on_with_the_next_reade
             nonlocal heard
             assert server.request("GET", "/nowhere").status == 404
 
-            with suppress(BlockingIOError):  # a line may come after its answer
+            # A line may come after its answer
+            with suppress(BlockingIOError):
                 heard += os.read(reader, 65536)
 
             return heard.count(b"lines of this process were dropped here") >= 2
@@ -175,8 +176,8 @@ def test_code_that_closes_its_own_output_answers_on(tmp_path: Path) -> None:
     with launch(folder) as server:
         server.wait_ready()
         [code] = server.pids("lmi-code")
-        for asked in ({}, {"close": True}, {}, {}):
-            assert json.loads(server.post(asked).body) == {"done": True}
+        for body in ({}, {"close": True}, {}, {}):
+            assert json.loads(server.post(body).body) == {"done": True}
 
         assert server.pids("lmi-code") == [code]
 

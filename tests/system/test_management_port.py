@@ -20,7 +20,8 @@ OF_BOTH = [
     "GET /version",
     "GET /pages/docs.js",
 ]
-OF_BOTH += ["GET /openapi.json"]  # which the playground reads too
+# Which the playground reads too
+OF_BOTH += ["GET /openapi.json"]
 OF_MANAGEMENT = ["GET /metrics", "GET /docs", "GET /load", "GET /server_info", "GET /adapters"]
 OF_MANAGEMENT += ["POST /v1/load_lora_adapter", "GET /models/model/adapters/a"]
 OF_INFERENCE = [
@@ -54,14 +55,14 @@ def status(port: int, asked: str) -> int:
 
 def test_each_port_answers_what_belongs_to_it(ports: tuple[Server, int]) -> None:
     server, management = ports
-    for asked in OF_BOTH:
-        assert (status(server.port, asked), status(management, asked)) == (200, 200), asked
+    for path in OF_BOTH:
+        assert (status(server.port, path), status(management, path)) == (200, 200), path
 
-    for asked in OF_MANAGEMENT:
-        assert status(server.port, asked) == 404 != status(management, asked), asked
+    for path in OF_MANAGEMENT:
+        assert status(server.port, path) == 404 != status(management, path), path
 
-    for asked in OF_INFERENCE:
-        assert status(management, asked) == 404 != status(server.port, asked), asked
+    for path in OF_INFERENCE:
+        assert status(management, path) == 404 != status(server.port, path), path
 
 
 def test_models_come_and_go_at_the_management_port(tmp_path: Path) -> None:

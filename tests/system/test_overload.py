@@ -62,12 +62,12 @@ def test_at_twice_the_capacity_most_of_it_is_whole_answers_and_the_rest_is_refus
 ) -> None:
     plan = Plan(seconds=8.0, patience_s=3.0, capacity_s=2.5, num_users=32, num_tokens=16)
     door = Door("openai", "demo", {"Authorization": f"Bearer {KEYS[0]}"})
-    found = Run(target(paced), door, plan).load(2.0)
-    assert found["goodput_ratio"] >= 0.5, "a queue without a limit leaves 0.02 of it"
-    assert found["outcomes"]["refused"] >= 0.2 * sum(found["outcomes"].values())
-    assert found["num_without_retry_after"] == 0 and found["retry_after_s"][0] >= 1
-    assert found["refusal_p50_ms"] < 1000 * plan.patience_s / 4
-    assert found["num_bad_pings"] == 0 and not found["reasons"]
+    figures = Run(target(paced), door, plan).load(2.0)
+    assert figures["goodput_ratio"] >= 0.5, "a queue without a limit leaves 0.02 of it"
+    assert figures["outcomes"]["refused"] >= 0.2 * sum(figures["outcomes"].values())
+    assert figures["num_without_retry_after"] == 0 and figures["retry_after_s"][0] >= 1
+    assert figures["refusal_p50_ms"] < 1000 * plan.patience_s / 4
+    assert figures["num_bad_pings"] == 0 and not figures["reasons"]
     num_refused = dict(paced.engines()[0].num_refused.items())
     assert num_refused["default"] > 0 and num_refused["high"] == num_refused["low"] == 0
 

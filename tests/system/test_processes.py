@@ -40,7 +40,7 @@ def container(tmp_path: Path) -> Iterator[Make]:
     """A function that makes a container with the given options. At the end none of their processes
     may be left.
     """
-    made: list[Server] = []
+    servers: list[Server] = []
 
     def make(
         environ: dict[str, str] | None = None,
@@ -48,16 +48,15 @@ def container(tmp_path: Path) -> Iterator[Make]:
         stderr: str | None = None,
         **options: object,
     ) -> Server:
-        given = {name.replace("__", "."): value for name, value in options.items()}
-        number = len(made)
+        option_values = {name.replace("__", "."): value for name, value in options.items()}
+        number = len(servers)
         folder = write_model(
-            tmp_path / f"model-{number}", **{"option.echo_step_ms": STEP_S * 1000, **given}
+            tmp_path / f"model-{number}", **{"option.echo_step_ms": STEP_S * 1000, **option_values}
         )
-        runtime = folders.enter_context(
-            tempfile.TemporaryDirectory(prefix="lmi-")
-        )  # sockets need short paths
+        # Sockets need short paths
+        runtime = folders.enter_context(tempfile.TemporaryDirectory(prefix="lmi-"))
         environ = {"TMPDIR": runtime, **(environ or {})}
-        made.append(
+        servers.append(
             Server(
                 folder,
                 tmp_path / f"log-{number}",
@@ -67,12 +66,12 @@ def container(tmp_path: Path) -> Iterator[Make]:
                 stderr,
             )
         )
-        return made[-1]
+        return servers[-1]
 
     with ExitStack() as folders:
         yield make
-        for one in made:
-            one.kill()
+        for started in servers:
+            started.kill()
 
 
 @pytest.fixture
@@ -144,8 +143,8 @@ def test_ready_is_shown_to_people_with_a_command_that_gets_an_answer(container: 
 def test_the_port_answers_while_the_model_loads(container: Make) -> None:
     server = container(option__rolling_batch="slow", option__load_s=4).start()
     wait_until(lambda: server.ping() == 503, "the server answers that it loads")
-    seen = server.request("GET", "/ping").body
-    assert b"Loading" in seen
+    ping_body = server.request("GET", "/ping").body
+    assert b"Loading" in ping_body
     wait_until(lambda: server.ping() == 200, "the server got ready")
 
 
@@ -166,8 +165,10 @@ def test_secrets_reach_no_front_end_and_no_engine_but_by_option_env(container: M
         "SENTRY_DSN": "canary",
         "SESSION_COOKIE": "canary",
     }
-    given = {**secrets, "TOKENIZERS_PARALLELISM": "false"}
-    server = container(environ=given, option__env="SETTING=canary_of_env,OTHER=1").start_and_wait()
+    environ_given = {**secrets, "TOKENIZERS_PARALLELISM": "false"}
+    server = container(
+        environ=environ_given, option__env="SETTING=canary_of_env,OTHER=1"
+    ).start_and_wait()
     fronts = [*server.pids("lmi-front"), *server.pids("lmi-gunicorn")]
     assert len(fronts) >= 2
 
@@ -179,9 +180,8 @@ def test_secrets_reach_no_front_end_and_no_engine_but_by_option_env(container: M
     assert b"SETTING=canary_of_env\0" in engine and b"TOKENIZERS_PARALLELISM" in engine
     assert not any(text.encode() + b"\0" in engine for text in secrets.values())
 
-    [settings] = Path(server.environ["TMPDIR"]).glob(
-        "lmi-*/*/config.json"
-    )  # front ends read this file
+    # Front ends read this file
+    [settings] = Path(server.environ["TMPDIR"]).glob("lmi-*/*/config.json")
 
     assert b"canary_of_env" not in settings.read_bytes()
 
@@ -242,22 +242,22 @@ def test_a_replica_that_keeps_dying_leaves_the_server_to_the_others(container: M
         minWorkers=2, maxWorkers=2, retry_threshold=2, frontend_workers=1
     ).start_and_wait()
     wait_until(lambda: server.metric("lmi_engines_ready") == 2, "both replicas are ready")
-    victim, other = server.engines()
+    victim, survivor = server.engines()
     for num_starts in (1, 2):
         ready = (num_starts, Phase.READY)
         wait_until(lambda ready=ready: (victim.num_starts, victim.phase) == ready, "it is ready")
         os.kill(victim.pid, signal.SIGKILL)
 
     wait_until(lambda: victim.phase == Phase.FAILED, "it is set aside")
-    assert server.ping() == 200 and other.phase == Phase.READY
+    assert server.ping() == 200 and survivor.phase == Phase.READY
     assert (server.metric("lmi_engines_set_aside"), server.metric("lmi_engines_ready")) == (1, 1)
 
     assert_whole(server.generate(3), 3)
     assert "another replica serves, next try in 30 s" in server.log.read_text()
 
-    os.kill(other.pid, signal.SIGKILL)
+    os.kill(survivor.pid, signal.SIGKILL)
     wait_until(
-        lambda: (other.num_starts, other.phase) == (2, Phase.READY),
+        lambda: (survivor.num_starts, survivor.phase) == (2, Phase.READY),
         "the other one comes back by itself",
     )
     assert_whole(server.generate(3), 3)
@@ -270,9 +270,8 @@ def test_a_request_without_an_answer_yet_goes_on_at_another_replica(
         minWorkers=2, maxWorkers=2, frontend_workers=1, option__echo_step_ms=1500
     ).start_and_wait()
     wait_until(lambda: server.metric("lmi_engines_ready") == 2, "both replicas are ready")
-    while not all(
-        engine.step for engine in server.engines()
-    ):  # until the front end is connected with both
+    # Until the front end is connected with both
+    while not all(engine.step for engine in server.engines()):
         for answer in [background(server.generate, 1, stream=False) for _ in range(2)]:
             assert answer.result().status == 200
 
@@ -304,7 +303,8 @@ def test_an_engine_that_freezes_while_it_loads_is_killed_with_its_stacks_in_the_
     ).start()
     assert server.wait() == 1
     assert "did not finish loading" in server.last_words()["message"]
-    assert "in freezing" in server.log.read_text()  # the frame that faulthandler prints
+    # The frame that faulthandler prints
+    assert "in freezing" in server.log.read_text()
     assert_nothing_left(server)
 
 
@@ -406,13 +406,12 @@ def test_a_killed_front_end_takes_only_its_own_streams_with_it(
     server = container(frontend_workers=2).start_and_wait()
     records = [record for record in server.block().frontends if record.pid]
     streams = []
-    while not all(
-        record.num_in_flight for record in records
-    ):  # the kernel chooses which front end gets a connection
+    # The kernel chooses which front end gets a connection
+    while not all(record.num_in_flight for record in records):
         streams.append(background(server.generate, 400))
         running(server, len(streams))
 
-    (victim, num_lost), (other, num_kept) = [
+    (victim, num_lost), (survivor, num_kept) = [
         (record.pid, record.num_in_flight) for record in records
     ]
     os.kill(victim, signal.SIGKILL)
@@ -425,9 +424,10 @@ def test_a_killed_front_end_takes_only_its_own_streams_with_it(
 
     wait_within(3.0, lambda: len(server.pids("lmi-front")) == 2, "there are two front ends again")
     wait_until(lambda: server.metric("lmi_frontend_restarts_total") == 1, "it is counted")
-    assert other in server.pids("lmi-front")
+    assert survivor in server.pids("lmi-front")
 
-    running(server, 0)  # the orphans were cancelled
+    # The orphans were cancelled
+    running(server, 0)
     wait_until(lambda: server.metric("lmi_requests_in_flight") == 0, "no request is in flight")
 
 
@@ -439,13 +439,13 @@ def test_a_front_end_that_finds_no_model_any_more_waits_for_it_and_the_others_se
         lambda: '"event":"ready"' in server.log.read_text(), "the server said that it is ready"
     )
     engine = server.pid("lmi-engine")
-    (victim, other) = server.pids("lmi-front")
+    (victim, survivor) = server.pids("lmi-front")
     away = server.folder.with_name("away")
     server.folder.rename(away)
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: server.log.read_text().count("next try in") >= 3, "it tries again and again")
     assert_whole(server.generate(3), 3)
-    assert server.process.poll() is None and other in server.pids("lmi-front")
+    assert server.process.poll() is None and survivor in server.pids("lmi-front")
 
     away.rename(server.folder)
     server.wait_for_front_ends(2)
@@ -559,15 +559,15 @@ def test_a_stopped_front_end_is_replaced_and_pings_go_on(container: Make) -> Non
 
 # Pause.
 
-PAUSE_S = 11.0  # longer than gunicorn waits for a beat
+# Longer than gunicorn waits for a beat
+PAUSE_S = 11.0
 
 
 def test_a_server_that_was_paused_goes_on_where_it_was(
     container: Make, background: Background
 ) -> None:
-    server = container(
-        step_timeout=10.0
-    ).start_and_wait()  # a busy machine keeps this test waiting for seconds
+    # A busy machine keeps this test waiting for seconds
+    server = container(step_timeout=10.0).start_and_wait()
     wait_until(
         lambda: any(record.beat_s for record in server.block().frontends), "the front end beats"
     )
@@ -582,7 +582,8 @@ def test_a_server_that_was_paused_goes_on_where_it_was(
     for pid in judges:
         os.kill(pid, signal.SIGCONT)
 
-    time.sleep(1.5)  # each has looked at the others, which are still stopped
+    # Each has looked at the others, which are still stopped
+    time.sleep(1.5)
     for pid in set(pids) - set(judges):
         os.kill(pid, signal.SIGCONT)
 
@@ -624,9 +625,9 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests(
 
 
 TEMPLATE = "{{ messages[0]['content'] }}"
-LONG: dict[
-    str, tuple[str, dict[str, object]]
-] = {  # requests that outlast any drain, and their paths
+# Requests that outlast any drain, and their paths
+# TGI refuses over 4096
+LONG: dict[str, tuple[str, dict[str, object]]] = {
     "lmi": ("/invocations", {"inputs": "abc", "parameters": {"max_new_tokens": 5000}}),
     "chat": (
         "/v1/chat/completions",
@@ -636,7 +637,7 @@ LONG: dict[
     "tgi": (
         "/generate",
         {"inputs": "abc", "parameters": {"max_new_tokens": 4000}},
-    ),  # TGI refuses over 4096
+    ),
     "triton": (
         "/v2/models/model/generate",
         {"text_input": "abc", "parameters": {"max_tokens": 5000}},
@@ -661,11 +662,13 @@ def ask_long(
     wholes["lines"] = background(
         server.post, lines, headers={"content-type": "application/jsonlines"}
     )
-    asked = {
+    requests_asked = {
         name: (STREAMED_AT.get(name, path), body | {"stream": True})
         for name, (path, body) in LONG.items()
     }
-    streams = {name: background(server.post, body, path) for name, (path, body) in asked.items()}
+    streams = {
+        name: background(server.post, body, path) for name, (path, body) in requests_asked.items()
+    }
     running(server, len(wholes) + len(streams) + 1)  # two lines run
     return wholes, streams
 
@@ -685,7 +688,8 @@ def assert_ended_with_the_drain(
         ), name
 
     for name, future in streams.items():
-        answer = future.result()  # raises for one without its last chunk
+        # Raises for one without its last chunk
+        answer = future.result()
         last = [line for line in answer.body.splitlines() if line and line != b"data: [DONE]"][-1]
         assert answer.status == 200 and b"longer than drain_timeout (2 s)" in last, name
 

@@ -196,6 +196,6 @@ def test_a_series_without_a_meaning_here_is_not_there(
 
 
 def test_our_dashboard_finds_the_models_to_choose_from(prometheus: Prometheus, model: str) -> None:
-    [choice] = (each for each in OURS["templating"]["list"] if each["name"] == "model")
+    [choice] = (variable for variable in OURS["templating"]["list"] if variable["name"] == "model")
     assert choice["query"]["query"] == "label_values(lmi_build_info, model)"
     assert prometheus.ask("label/model/values", **{"match[]": "lmi_build_info"}) == [model]

@@ -82,30 +82,30 @@ def test_a_prompt_is_cut_at_the_side_that_a_request_names(server: Server) -> Non
     prompt = "One, two, three, four, five, six, seven 🦙 eight"
     ids = json.loads(server.post({"prompt": prompt}, "/tokenize").body)["tokens"]
 
-    for side, kept in (("left", ids[-5:]), ("right", ids[:5])):
-        asked = {
+    for side, expected_ids in (("left", ids[-5:]), ("right", ids[:5])):
+        fields = {
             "truncate_prompt_tokens": 5,
             "truncation_side": side,
             "return_token_ids": True,
             "max_tokens": 1,
         }
-        answer = json.loads(server.post({"prompt": prompt, **asked}, "/v1/completions").body)
-        assert answer["choices"][0]["prompt_token_ids"] == kept
+        answer = json.loads(server.post({"prompt": prompt, **fields}, "/v1/completions").body)
+        assert answer["choices"][0]["prompt_token_ids"] == expected_ids
 
 
 def test_each_chunk_tells_one_token_more_until_the_numbers_of_the_whole_answer(
     server: Server,
 ) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    asked = {
+    fields = {
         "prompt": "The capital of France is",
         "max_tokens": NUM_TOKENS,
         "temperature": 0,
         "ignore_eos": True,
     }
-    whole = json.loads(server.post(asked, "/v1/completions").body)["usage"]
+    whole = json.loads(server.post(fields, "/v1/completions").body)["usage"]
     streamed = server.post(
-        {**asked, "stream": True, "stream_options": options}, "/v1/completions"
+        {**fields, "stream": True, "stream_options": options}, "/v1/completions"
     ).body
 
     events = [line.removeprefix(b"data: ") for line in streamed.splitlines() if line]
@@ -119,12 +119,12 @@ def test_each_chunk_tells_one_token_more_until_the_numbers_of_the_whole_answer(
 
 
 def test_the_fortieth_stop_string_ends_an_answer(server: Server) -> None:
-    asked = {"prompt": "The capital of France is", "max_tokens": NUM_TOKENS, "temperature": 0}
-    text = json.loads(server.post(asked, "/v1/completions").body)["choices"][0]["text"]
+    fields = {"prompt": "The capital of France is", "max_tokens": NUM_TOKENS, "temperature": 0}
+    text = json.loads(server.post(fields, "/v1/completions").body)["choices"][0]["text"]
     last_word = text.split()[-1]
 
     stops = [*(f"never {number}" for number in range(39)), last_word]
-    answer = json.loads(server.post({**asked, "stop": stops}, "/v1/completions").body)
+    answer = json.loads(server.post({**fields, "stop": stops}, "/v1/completions").body)
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["choices"][0]["text"] == text[: text.index(last_word)]
 
@@ -191,5 +191,5 @@ def test_a_changing_word_in_front_of_long_prompts_is_told_once(server: Server) -
         response = server.post({"messages": messages, "max_tokens": 1}, "/v1/chat/completions")
         assert json.loads(response.body)["usage"]["prompt_tokens"] > 1000
 
-    told = [line for line in server.log_lines() if line.get("logger") == "lmi.engine.misses"]
-    assert len(told) == 1
+    miss_lines = [line for line in server.log_lines() if line.get("logger") == "lmi.engine.misses"]
+    assert len(miss_lines) == 1

@@ -23,7 +23,8 @@ from tests.system.rolling import (
 )
 
 HERE = [name for name in KINDS if command_of(name)]
-DELAY_S = 2  # two checks of a balancer
+# Two checks of a balancer
+DELAY_S = 2
 
 
 @pytest.fixture
@@ -67,13 +68,13 @@ def test_a_second_sigterm_ends_the_delay_in_which_requests_are_served(tmp_path: 
         server.signal(signal.SIGTERM)
         assert server.wait_within(5.0) == 0
 
-        said = [
+        messages = [
             line["message"]
             for line in server.log_lines()
             if "new requests" in line.get("message", "")
         ]
 
-        assert said == [
+        assert messages == [
             "SIGTERM: new requests are served for 60 s more, then open ones have 25 s",
             "SIGTERM: no new requests, open ones have 25 s",
         ]

@@ -16,7 +16,8 @@ from tests.system.container import wait_until
 
 PROMPT = "Tell me a story about a fox."
 NUM_TOKENS = 12
-NUM_MOST = 16  # sequences of a request
+# Sequences of a request
+NUM_MOST = 16
 NUM_ROWS = 24
 
 
@@ -50,15 +51,24 @@ def sequences(answer: dict[str, Any]) -> list[tuple[str, float]]:
         {**details, "generated_text": answer["generated_text"]},
         *details["best_of_sequences"],
     ]
-    for one in ranked:
-        assert one["generated_tokens"] == len(one["tokens"]) and one["finish_reason"] in (
+    for ranked_answer in ranked:
+        assert ranked_answer["generated_tokens"] == len(ranked_answer["tokens"]) and ranked_answer[
+            "finish_reason"
+        ] in (
             "length",
             "eos_token",
         )
-        assert "".join(token["text"] for token in one["tokens"]) == one["generated_text"]
+        assert (
+            "".join(token["text"] for token in ranked_answer["tokens"])
+            == ranked_answer["generated_text"]
+        )
 
     return [
-        (one["generated_text"], sum(token["log_prob"] for token in one["tokens"])) for one in ranked
+        (
+            ranked_answer["generated_text"],
+            sum(token["log_prob"] for token in ranked_answer["tokens"]),
+        )
+        for ranked_answer in ranked
     ]
 
 
@@ -74,8 +84,10 @@ def test_each_sequence_is_what_its_own_seed_gives_and_the_most_probable_comes_fi
     log_probs = [log_prob for _, log_prob in together]
     assert log_probs == sorted(log_probs, reverse=True)
     alone = [ask(demo, seed=7 + index) for index in range(num)]
-    assert all("best_of_sequences" not in one["details"] for one in alone)
-    assert {text for text, _ in together} == {one["generated_text"] for one in alone}
+    assert all("best_of_sequences" not in sequence_answer["details"] for sequence_answer in alone)
+    assert {text for text, _ in together} == {
+        sequence_answer["generated_text"] for sequence_answer in alone
+    }
     assert len(together) == num and len(set(together)) == num
     assert sequences(ask(demo, **given)) == together
 
@@ -104,11 +116,11 @@ def test_prefill_stands_once_and_stop_strings_end_each_sequence_for_itself(demo:
     stop = next(char for char in plain[0].strip() if any(char not in text for text in plain[1:]))
     answer = ask(demo, n=3, stop_sequences=[stop], decoder_input_details=True)
     cut = [answer, *answer["details"]["best_of_sequences"]]
-    assert sorted(one["generated_text"] for one in cut) == sorted(
+    assert sorted(cut_answer["generated_text"] for cut_answer in cut) == sorted(
         text.split(stop)[0] for text in plain
     )
     assert len(answer["details"]["prefill"]) > 1
-    assert all("prefill" not in one for one in answer["details"]["best_of_sequences"])
+    assert all("prefill" not in cut_answer for cut_answer in answer["details"]["best_of_sequences"])
 
 
 @pytest.mark.parametrize("name", ["n", "best_of"])
@@ -137,7 +149,7 @@ def test_many_wide_requests_at_once_are_answered_as_alone(demo: Server) -> None:
         answers = list(pool.map(lambda seed: sequences(ask(demo, n=NUM_MOST, seed=seed)), seeds))
 
     alone = {seed: sequences(ask(demo, n=NUM_MOST, seed=seed)) for seed in set(seeds)}
-    assert [[text for text, _ in one] for one in answers] == [
+    assert [[text for text, _ in answer] for answer in answers] == [
         [text for text, _ in alone[seed]] for seed in seeds
     ]
     wait_until(demo.is_idle, "every sequence is over")
@@ -146,7 +158,8 @@ def test_many_wide_requests_at_once_are_answered_as_alone(demo: Server) -> None:
 def test_a_client_that_leaves_frees_all_its_sequences(demo: Server) -> None:
     wait_until(demo.is_idle, "nothing runs")
     connection = demo.connect(body(n=NUM_MOST, max_new_tokens=900, ignore_eos_token=True))
-    share_of_one = 1 / NUM_ROWS  # the cache holds the whole context for each row
+    # The cache holds the whole context for each row
+    share_of_one = 1 / NUM_ROWS
     wait_until(
         lambda: demo.metrics()["lmi_kv_cache_usage_ratio"] > share_of_one,
         "more than one sequence runs",

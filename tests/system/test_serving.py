@@ -25,7 +25,8 @@ from tests.tiny_models import tiny_model
 NUM_TOKENS = 24
 FORMATS = ("json", "jsonlines", "sse")
 PROMPTS = ("The quick", "a", "She sells sea shells by the sea shore. " * 12, "Straße 狐\n\t")
-TIE = 1e-4  # two logits this close count as equal in the reference
+# Two logits this close count as equal in the reference
+TIE = 1e-4
 TOLERANCE = 1e-3  # of a log-prob
 
 
@@ -145,8 +146,8 @@ def test_prefill_and_top_tokens_are_those_of_transformers(
     assert best[: expected.tie_at] == expected.top_ids[: expected.tie_at]
     assert whole["prefill"][0]["log_prob"] is None
 
-    found = [token["log_prob"] for token in whole["prefill"][1:]]
-    assert found == pytest.approx(expected.prompt_log_probs, abs=TOLERANCE)
+    log_probs_found = [token["log_prob"] for token in whole["prefill"][1:]]
+    assert log_probs_found == pytest.approx(expected.prompt_log_probs, abs=TOLERANCE)
     assert all(len(token["top_tokens"]) == 2 for token in whole["prefill"][1:])
 
     streamed = lines(tiny.post({**body, "stream": True}))
@@ -189,9 +190,12 @@ def test_a_stop_string_across_tokens_ends_the_text_before_it(tiny: Server) -> No
     texts_of_tokens = [piece["text"] for piece in pieces]
     text, reason = texts()
     first, stop = next(
-        (i, one[-1] + other[0])
-        for i, (one, other) in enumerate(pairwise(texts_of_tokens))
-        if one and other and (one + other).isascii() and text.index(one[-1] + other[0]) > 0
+        (i, token_text[-1] + next_text[0])
+        for i, (token_text, next_text) in enumerate(pairwise(texts_of_tokens))
+        if token_text
+        and next_text
+        and (token_text + next_text).isascii()
+        and text.index(token_text[-1] + next_text[0]) > 0
     )
     before = text[: text.index(stop)]
 
@@ -246,11 +250,11 @@ def runs_on_behind_its_first_token(tiny: Server) -> bool:
         records = response.iter_lines()
         first = json.loads(next(records))
         runs_on = tiny.metrics()["lmi_requests_running"] == 1
-        rest = [json.loads(line) for line in records]
+        further_lines = [json.loads(line) for line in records]
 
-    assert "generated_text" not in first and len(rest) == 899
-    assert rest[-1]["generated_text"] == "".join(
-        record["token"]["text"] for record in [first, *rest]
+    assert "generated_text" not in first and len(further_lines) == 899
+    assert further_lines[-1]["generated_text"] == "".join(
+        record["token"]["text"] for record in [first, *further_lines]
     )
     return runs_on
 
@@ -353,12 +357,12 @@ def test_a_client_cannot_read_the_prompt_of_another_off_the_cached_tokens(tiny: 
 
     secret = [5 + place * 7 % 250 for place in range(100)]
     wrong = 300
-    rest = [301] * 80
+    filler = [301] * 80
     told(*secret)
     for num_known in (0, 7, 40, 62, 64, 70, 98):
         num_cached = num_known // TOKENS_PER_PART * TOKENS_PER_PART
         for guess in (secret[num_known], wrong):
-            assert told(*secret[:num_known], guess, *rest) == (num_cached, num_cached), num_known
+            assert told(*secret[:num_known], guess, *filler) == (num_cached, num_cached), num_known
 
 
 def workers(server: Server) -> list[str]:

@@ -248,11 +248,11 @@ def start(folder: Path) -> Refused:
 def test_an_unusable_folder_ends_the_start_with_one_line_that_names_the_file(
     refused: dict[str, tuple[Path, Future[Refused]]], name: str
 ) -> None:
-    _, code, said = BROKEN[name]
+    _, code, message = BROKEN[name]
     folder, future = refused[name]
     end = future.result()
     assert (end.code, end.last["code"], end.last["event"]) == (code, code, "failed"), end.printed
-    assert_one_line(end.last["message"], said, folder)
+    assert_one_line(end.last["message"], message, folder)
     assert end.last["stage"] and end.last.get("hint") != ""
     assert [line for line in end.printed.splitlines() if "Traceback" in line] == []
     assert end.printed.count("starts as process") <= 1, "it was tried again"
@@ -263,13 +263,13 @@ def test_an_unusable_folder_ends_the_start_with_one_line_that_names_the_file(
 def test_an_unusable_checkpoint_is_refused_with_one_line_that_names_the_file(
     tmp_path: Path, name: str
 ) -> None:
-    _, code, said = BROKEN[name]
+    _, code, message = BROKEN[name]
     folder = broken(tmp_path, name)
     with pytest.raises(ModelUnusable) as refusal:
         load(EngineConfig(), str(folder), lambda stage, share: None)
 
     assert refusal.value.exit_code == code
-    assert_one_line(str(refusal.value), said, folder)
+    assert_one_line(str(refusal.value), message, folder)
 
 
 def assert_one_line(message: str, said: str, folder: Path) -> None:
@@ -300,13 +300,14 @@ def start_on_terminal(folder: Path, **environ: str) -> tuple[int, str]:
         start_new_session=True,
     )
     os.close(terminal)
-    seen = b""
-    with suppress(OSError):  # it has ended, and the terminal is closed
+    screen = b""
+    # It has ended, and the terminal is closed
+    with suppress(OSError):
         while select.select([keyboard], [], [], START_TIMEOUT_S)[0]:
-            seen += os.read(keyboard, 65536)
+            screen += os.read(keyboard, 65536)
 
     os.close(keyboard)
-    return process.wait(START_TIMEOUT_S), seen.decode()
+    return process.wait(START_TIMEOUT_S), screen.decode()
 
 
 @pytest.mark.parametrize(
@@ -328,10 +329,10 @@ def test_a_person_reads_one_message_about_a_start_that_failed(
         **{"option.rolling_batch": engine, "option.load_s": 60, "log_format": "auto"},
     )
     break_it(folder)
-    ended_with, seen = start_on_terminal(folder)
+    ended_with, screen = start_on_terminal(folder)
 
-    assert ended_with == code, seen
-    assert seen.count(said) == 1, seen
+    assert ended_with == code, screen
+    assert screen.count(said) == 1, screen
 
     for machinery in (
         '{"',
@@ -341,10 +342,11 @@ def test_a_person_reads_one_message_about_a_start_that_failed(
         "Traceback",
         "exited with code",
     ):
-        assert machinery not in seen, seen
+        assert machinery not in screen, screen
 
-    *lines, last = seen.replace("\r\n", "\n").removesuffix("\n").split("\n")
-    message = lines[-1] if last.startswith("     ") else last  # a hint follows some messages
+    *lines, last = screen.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    # A hint follows some messages
+    message = lines[-1] if last.startswith("     ") else last
 
     assert said in message
     assert re.match(r"(.*\x1b\[2K\x1b\[\?25h)?lmi: ", message), "a bar stands before it"

@@ -93,25 +93,25 @@ def test_answers_and_streams_come_over_tls_and_one_connection_has_many(
 def asked(server: Server, trusted: Path, key: str) -> set[int | str]:
     """What clients get, each on its own connection, so that every front end is asked."""
     context = ssl.create_default_context(cafile=str(trusted))
-    found: set[int | str] = set()
+    statuses: set[int | str] = set()
     for _ in range(12):
         connection = HTTPSConnection("localhost", server.port, timeout=60, context=context)
         try:
             connection.request("GET", "/v1/models", headers={"x-api-key": key})
-            found.add(connection.getresponse().status)
+            statuses.add(connection.getresponse().status)
         except ssl.SSLCertVerificationError:
-            found.add("not trusted")
+            statuses.add("not trusted")
         finally:
             connection.close()
 
-    return found
+    return statuses
 
 
 def test_keys_and_certificates_change_in_all_front_ends_at_once_or_in_none(
     pem: Path, tmp_path: Path
 ) -> None:
-    own = pem / "own.crt"
-    other = pem / "other.crt"
+    own_certificate = pem / "own.crt"
+    other_certificate = pem / "other.crt"
     files = {name: tmp_path / name for name in ("keys", "tls.crt", "tls.key")}
 
     def write(name: str) -> None:
@@ -127,7 +127,9 @@ def test_keys_and_certificates_change_in_all_front_ends_at_once_or_in_none(
     }
     with launch(write_model(tmp_path / "model", frontend_workers=2, **options)) as server:
         wait_until(lambda: '"event":"ready"' in server.log.read_text(), "it is ready")
-        assert asked(server, own, "sk-own") == {200} and asked(server, own, "sk-other") == {401}
+        assert asked(server, own_certificate, "sk-own") == {200} and asked(
+            server, own_certificate, "sk-other"
+        ) == {401}
 
         write("other")
         killed = server.pids("lmi-front")[0]
@@ -137,13 +139,17 @@ def test_keys_and_certificates_change_in_all_front_ends_at_once_or_in_none(
             "another front end has started",
         )
         wait_until(lambda: "starts again as process" in server.log.read_text(), "it says so")
-        assert asked(server, own, "sk-own") == {200} and asked(server, own, "sk-other") == {401}
+        assert asked(server, own_certificate, "sk-own") == {200} and asked(
+            server, own_certificate, "sk-other"
+        ) == {401}
 
         server.signal(signal.SIGHUP)
         wait_until(lambda: "SIGHUP: read again: " in server.log.read_text(), "it has read them")
 
-        assert asked(server, other, "sk-other") == {200} and asked(server, other, "sk-own") == {401}
-        assert asked(server, own, "sk-other") == {"not trusted"}
+        assert asked(server, other_certificate, "sk-other") == {200} and asked(
+            server, other_certificate, "sk-own"
+        ) == {401}
+        assert asked(server, own_certificate, "sk-other") == {"not trusted"}
 
         write("own")
         files["tls.key"].unlink()
@@ -152,7 +158,9 @@ def test_keys_and_certificates_change_in_all_front_ends_at_once_or_in_none(
             lambda: "what was read before still counts" in server.log.read_text(), "it says so"
         )
 
-        assert asked(server, other, "sk-other") == {200} and asked(server, other, "sk-own") == {401}
+        assert asked(server, other_certificate, "sk-other") == {200} and asked(
+            server, other_certificate, "sk-own"
+        ) == {401}
 
 
 def test_a_client_that_leaves_ends_its_generation(server: Server, pem: Path) -> None:
@@ -218,9 +226,9 @@ def test_our_commands_say_what_may_be_wrong_with_the_connection(
 
 
 def lmi(url: str, words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command, *rest = words.split()
+    command, *further_words = words.split()
     place = [url] if command == "bench" else ["--url", url]
-    line = [sys.executable, "-P", "-m", "lmi", command, *place, *rest]
+    line = [sys.executable, "-P", "-m", "lmi", command, *place, *further_words]
     return subprocess.run(
         line, env=os.environ | environ, capture_output=True, text=True, timeout=120
     )
@@ -272,8 +280,8 @@ def test_one_file_may_have_the_certificate_and_its_key(pem: Path, tmp_path: Path
 def test_a_certificate_that_cannot_be_used_ends_the_server_with_the_reason(
     pem: Path, tmp_path: Path, certificate: str, key: str, said: str
 ) -> None:
-    given = {"ssl_certfile": certificate, "ssl_keyfile": key}
-    options = {name: pem / file for name, file in given.items() if file}
+    files_of_tls = {"ssl_certfile": certificate, "ssl_keyfile": key}
+    options = {name: pem / file for name, file in files_of_tls.items() if file}
     with launch(write_model(tmp_path / "model", **options)) as server:
         assert server.wait() == 2
         assert said.format(pem=pem) in server.last_words()["message"]

@@ -37,12 +37,15 @@ SETTINGS = (
     "option.max_rolling_batch_size=16",
     "frontend_workers=1",
 )
-ERROR_BUDGET = 1  # failed requests, after which the engine ends itself
+# Failed requests, after which the engine ends itself
+ERROR_BUDGET = 1
+# Xgrammar is the default
 ABLE = (
     "option.enable_lora=true",
     "option.disable_overlap_scheduler=true",
-)  # xgrammar is the default
-WIDTH = 3  # of the server that searches beams
+)
+# Of the server that searches beams
+WIDTH = 3
 PROMPT = "The quick"
 SAMPLED = {"do_sample": True, "seed": 7}
 LMI = "/invocations"
@@ -210,13 +213,13 @@ def test_each_api_says_that_the_model_ended_an_answer(server: Server) -> None:
 
 
 def test_each_api_ends_an_answer_at_a_stop_string(server: Server) -> None:
-    said = text(server)
+    answer_text = text(server)
     stop = next(
-        said[at : at + 2]
-        for at in range(len(said) // 3, len(said))
-        if said.index(said[at : at + 2]) == at
+        answer_text[at : at + 2]
+        for at in range(len(answer_text) // 3, len(answer_text))
+        if answer_text.index(answer_text[at : at + 2]) == at
     )
-    before = said.partition(stop)[0]
+    before = answer_text.partition(stop)[0]
     answer = lmi(server, stop_sequences=[stop], details=True)
 
     assert (answer["generated_text"], answer["details"]["finish_reason"]) == (
@@ -295,10 +298,14 @@ def test_the_prompt_has_log_probs_but_for_its_first_token(server: Server) -> Non
         lmi(server, details=True, decoder_input_details=True)["details"],
         lmi(server, details=True, prompt_logprobs=2)["details"],
     ):
-        first, *rest = details["prefill"]
-        assert first["log_prob"] is None and rest and all(token["log_prob"] <= 0 for token in rest)
+        first, *later_tokens = details["prefill"]
+        assert (
+            first["log_prob"] is None
+            and later_tokens
+            and all(token["log_prob"] <= 0 for token in later_tokens)
+        )
 
-    assert [len(token["top_tokens"]) for token in rest] == [2] * len(rest)
+    assert [len(token["top_tokens"]) for token in later_tokens] == [2] * len(later_tokens)
 
 
 # Sampling, several sequences, beams.
@@ -346,8 +353,11 @@ def test_penalties_avoid_what_was_said(server: Server) -> None:
 def test_several_sequences_have_the_texts_of_their_seeds(server: Server) -> None:
     alone = [text(server, do_sample=True, seed=seed) for seed in (7, 8, 9)]
     answer = lmi(server, **SAMPLED, n=3, details=True)
-    others = [other["generated_text"] for other in answer["details"]["best_of_sequences"]]
-    assert sorted([answer["generated_text"], *others]) == sorted(alone) and len({*alone}) == 3
+    other_texts = [
+        sequence_answer["generated_text"]
+        for sequence_answer in answer["details"]["best_of_sequences"]
+    ]
+    assert sorted([answer["generated_text"], *other_texts]) == sorted(alone) and len({*alone}) == 3
     choices = completion(server, n=3, seed=7, temperature=1)["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2] and len(
         {choice["text"] for choice in choices}
@@ -360,7 +370,10 @@ def test_a_beam_search_answers_its_beams_at_every_api_that_has_one(search: Serve
     answer = lmi(search, num_beams=WIDTH, details=True)
     beams = [
         answer["generated_text"],
-        *(other["generated_text"] for other in answer["details"]["best_of_sequences"]),
+        *(
+            sequence_answer["generated_text"]
+            for sequence_answer in answer["details"]["best_of_sequences"]
+        ),
     ]
     assert len({*beams}) == WIDTH and text(search, num_beams=WIDTH, n=2) == beams[0]
     choices = completion(search, use_beam_search=True, n=2, best_of=WIDTH)["choices"]
@@ -375,8 +388,8 @@ def test_another_width_than_the_engine_s_is_refused_and_a_search_is_not_streamed
         f"must be {WIDTH} (option.max_beam_width): TensorRT-LLM runs all requests at one beam width"
     )
     for parameters in ({}, {"num_beams": 2}):
-        said = refusal(search, LMI, {"inputs": PROMPT, "parameters": parameters})
-        assert said.startswith(f"parameters.num_beams {rule}")
+        message = refusal(search, LMI, {"inputs": PROMPT, "parameters": parameters})
+        assert message.startswith(f"parameters.num_beams {rule}")
 
     for path, body in (
         (LMI, {"inputs": PROMPT, "parameters": {"num_beams": WIDTH}, "stream": True}),
@@ -399,11 +412,12 @@ def test_another_width_than_the_engine_s_is_refused_and_a_search_is_not_streamed
     ],
 )
 def test_lmi_and_openai_apply_a_form(server: Server, name: str, value: object, form: str) -> None:
-    given = {name: value}
-    assert re.fullmatch(form, text(server, max_new_tokens=200, do_sample=True, **given))
-    assert re.fullmatch(form, chat(server, max_tokens=200, **given)["message"]["content"])
+    sampling_fields = {name: value}
+    assert re.fullmatch(form, text(server, max_new_tokens=200, do_sample=True, **sampling_fields))
+    assert re.fullmatch(form, chat(server, max_tokens=200, **sampling_fields)["message"]["content"])
     assert re.fullmatch(
-        form, completion(server, max_tokens=200, temperature=1, **given)["choices"][0]["text"]
+        form,
+        completion(server, max_tokens=200, temperature=1, **sampling_fields)["choices"][0]["text"],
     )
 
 
@@ -511,23 +525,27 @@ STATUSES = {LMI: 424, COMPLETIONS: 400, CHAT: 400, TRITON: 400, TGI: 422}
 def refusal(server: Server, path: str, body: Mapping[str, Any]) -> str:
     """The message of an error, which has the form and the status of its API."""
     answer = server.post(body, path)
-    told = json.loads(answer.body)
+    answer_body = json.loads(answer.body)
     assert answer.status == STATUSES[path], answer.body
     if path in (COMPLETIONS, CHAT):
-        assert told["error"]["type"] == "invalid_request_error"
-        return str(told["error"]["message"])
+        assert answer_body["error"]["type"] == "invalid_request_error"
+        return str(answer_body["error"]["message"])
 
     if path == TGI:
-        assert told["error_type"] == "validation"
+        assert answer_body["error_type"] == "validation"
 
     if path == LMI:
-        assert (told["generated_text"], told["details"]["finish_reason"], told["code"]) == (
+        assert (
+            answer_body["generated_text"],
+            answer_body["details"]["finish_reason"],
+            answer_body["code"],
+        ) == (
             "",
             "error",
             answer.status,
         )
 
-    return str(told["error"])
+    return str(answer_body["error"])
 
 
 def test_a_bad_request_is_refused_in_its_api_s_form_and_the_good_one_beside_it_is_unhurt(
@@ -537,8 +555,8 @@ def test_a_bad_request_is_refused_in_its_api_s_form_and_the_good_one_beside_it_i
     whole = text(server, **parameters)
     with server.open({"inputs": PROMPT, "parameters": parameters, "stream": True}) as response:
         lines = [response.readline()]
-        for path, body, said in BAD:
-            assert said in refusal(server, path, body), (path, body)
+        for path, body, message in BAD:
+            assert message in refusal(server, path, body), (path, body)
 
         lines += response.readlines()
 

@@ -27,7 +27,8 @@ from tests.tiny_models import tiny_model
 
 pytestmark = pytest.mark.timeout(600)
 
-START_S = 180.0  # a busy machine takes long to import torch
+# A busy machine takes long to import torch
+START_S = 180.0
 LONG: dict[str, Any] = {
     "inputs": "abc",
     "stream": True,

@@ -26,6 +26,7 @@ from tests.served import Server
 from tests.system.container import ROOT, free_port, wait_until, write_model
 
 NOBODY = 65534
+# The capabilities that Docker leaves to root
 OF_CONTAINERS = (
     0,
     1,
@@ -41,7 +42,7 @@ OF_CONTAINERS = (
     27,
     29,
     31,
-)  # the capabilities that Docker leaves to root
+)
 PYTHON = f"/usr/bin/python3.{sys.version_info.minor}"
 Make = Callable[..., Server]
 
@@ -84,41 +85,41 @@ def make() -> Iterator[Make]:
         python = PYTHON
         environ["PYTHONPATH"] = ":".join([str(ROOT), *site.getsitepackages()])
 
-    made: list[Server] = []
+    servers: list[Server] = []
 
     def make(port: int | None = None, source: str = "", **options: object) -> Server:
         home = Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="lmi-")))
         home.chmod(0o755)
         (home / "tmp").mkdir()
         (home / "tmp").chmod(0o1777)
-        given = {name.replace("__", "."): value for name, value in options.items()}
+        option_values = {name.replace("__", "."): value for name, value in options.items()}
         folder = write_model(
-            home / "model", **{"option.user": "nobody", "frontend_workers": 2, **given}
+            home / "model", **{"option.user": "nobody", "frontend_workers": 2, **option_values}
         )
         if source:
             (folder / "model.py").write_text(source)
 
         more = {"TMPDIR": str(home / "tmp"), "SERVING_DOWNLOAD_DIR": str(home / "cache"), **environ}
-        made.append(Server(folder, home / "log", port or free_port(), more, python=python))
-        return made[-1]
+        servers.append(Server(folder, home / "log", port or free_port(), more, python=python))
+        return servers[-1]
 
     with ExitStack() as folders:
         yield make
-        for one in made:
-            one.kill()
+        for started in servers:
+            started.kill()
 
 
 def uids(server: Server) -> dict[str, set[int]]:
     """The user ids of every process of a server, by its name."""
-    found: dict[str, set[int]] = {}
+    uids_of: dict[str, set[int]] = {}
     for pid in server.pids():
         status = Path(f"/proc/{pid}/status").read_text()
         name = re.sub(r"-\d+$", "", status.split()[1])
-        found.setdefault(name, set()).update(
+        uids_of.setdefault(name, set()).update(
             map(int, re.findall(r"^[UG]id:\s(.*)$", status, re.M)[0].split())
         )
 
-    return found
+    return uids_of
 
 
 SPY = r"""
@@ -170,9 +171,9 @@ def test_all_but_the_supervisor_run_as_the_user_and_the_log_says_what_the_models
     assert connection.getresponse().status == 200
 
     connection.close()
-    found = uids(server)
+    uids_of = uids(server)
 
-    assert found == {
+    assert uids_of == {
         "lmi-supervisor": {0},
         **dict.fromkeys(("lmi-front", "lmi-gateway", "lmi-gunicorn", "lmi-engine"), {NOBODY}),
     }
@@ -222,14 +223,18 @@ def test_the_user_cannot_change_what_root_reads_in_the_runtime_folder_nor_read_t
 
     [folder] = Path(server.environ["TMPDIR"]).iterdir()
     for place, settings in ((folder, "server.json"), (folder / "1", "config.json")):
-        found = place.stat()
-        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (0, NOBODY, 0o1770)
+        status_of_place = place.stat()
+        assert (
+            status_of_place.st_uid,
+            status_of_place.st_gid,
+            stat.S_IMODE(status_of_place.st_mode),
+        ) == (0, NOBODY, 0o1770)
 
-        found = (place / settings).stat()
-        assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (0, 0o640)
+        status_of_place = (place / settings).stat()
+        assert (status_of_place.st_uid, stat.S_IMODE(status_of_place.st_mode)) == (0, 0o640)
 
-    found = (folder / "1" / "engine-0.sock").stat()
-    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (NOBODY, 0o600)
+    status_of_place = (folder / "1" / "engine-0.sock").stat()
+    assert (status_of_place.st_uid, stat.S_IMODE(status_of_place.st_mode)) == (NOBODY, 0o600)
 
 
 BACKEND = """
@@ -280,8 +285,8 @@ def test_user_code_runs_as_the_user_with_what_its_requirements_name(make: Make) 
     server.environ |= {"A_TOKEN": "canary", "PIP_EXTRA_TOKEN": "of the index"}
     server.start_and_wait()
     [module] = Path(server.environ["SERVING_DOWNLOAD_DIR"]).glob("requirements/*/a_small_thing.py")
-    built_as, *seen = module.read_text().split()
-    assert (built_as, seen) == (f"UID={NOBODY}", ["A_TOKEN=0", "PIP_EXTRA_TOKEN=1"])
+    built_as, *variables_seen = module.read_text().split()
+    assert (built_as, variables_seen) == (f"UID={NOBODY}", ["A_TOKEN=0", "PIP_EXTRA_TOKEN=1"])
 
     for path in (module, module.parent):
         assert path.stat().st_uid == 0 and not path.stat().st_mode & 0o022
@@ -289,13 +294,13 @@ def test_user_code_runs_as_the_user_with_what_its_requirements_name(make: Make) 
     [supervisor] = server.pids("lmi-supervisor")
     environ = f"/proc/{supervisor}/environ"
     memory = f"/proc/{supervisor}/mem"
-    found = json.loads(server.post([environ, memory, "/proc/self/environ"]).body)
+    probe = json.loads(server.post([environ, memory, "/proc/self/environ"]).body)
 
-    assert (found["uid"], found["groups"]) == (NOBODY, [NOBODY])
+    assert (probe["uid"], probe["groups"]) == (NOBODY, [NOBODY])
     assert (
-        found[environ] == found[memory] == "Permission denied" and found["/proc/self/environ"] > 0
+        probe[environ] == probe[memory] == "Permission denied" and probe["/proc/self/environ"] > 0
     )
-    assert found["home"] != os.environ["HOME"]
+    assert probe["home"] != os.environ["HOME"]
     assert uids(server)["lmi-code"] == {NOBODY}
 
 
@@ -331,10 +336,10 @@ def test_code_of_the_supervisors_own_user_cannot_read_its_environment(
     environ, memory = (
         f"/proc/{server.pid('lmi-supervisor')}/{name}" for name in ("environ", "mem")
     )
-    found = json.loads(server.post([environ, memory, "/proc/self/environ"]).body)
+    probe = json.loads(server.post([environ, memory, "/proc/self/environ"]).body)
 
     assert (
-        found[environ] == found[memory] == "Permission denied" and found["/proc/self/environ"] > 0
+        probe[environ] == probe[memory] == "Permission denied" and probe["/proc/self/environ"] > 0
     )
     assert Path(f"/proc/{server.pid('lmi-code')}/oom_score_adj").read_text().strip() == "500"
 
@@ -375,8 +380,8 @@ def test_a_port_below_1024_is_bound_before_the_front_ends_are_unprivileged(make:
 
 
 def is_free(port: int) -> bool:
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) != 0
+    with socket.socket() as probe_socket:
+        return probe_socket.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_an_unknown_user_is_one_line(make: Make) -> None:

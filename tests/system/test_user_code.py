@@ -84,9 +84,9 @@ def test_the_body_and_the_headers_arrive_as_they_were_sent(handler: Server) -> N
     )
 
     attributes = {"X-Amzn-SageMaker-Custom-Attributes": "tenant=blue; x", "Accept": "a/b"}
-    given = json.loads(handler.post({"act": "properties"}, headers=attributes).body)
+    properties = json.loads(handler.post({"act": "properties"}, headers=attributes).body)
 
-    assert given == {
+    assert properties == {
         "X-Amzn-SageMaker-Custom-Attributes": "tenant=blue; x",
         "tenant": "blue",
         "accept": "a/b",
@@ -94,9 +94,13 @@ def test_the_body_and_the_headers_arrive_as_they_were_sent(handler: Server) -> N
 
 
 def test_no_request_chooses_another_function_or_file(handler: Server) -> None:
-    named = {"handler": "initialize", "entryPoint": "other.py", "option.entryPoint": "other.py"}
-    query = "&".join(f"{name}={value}" for name, value in named.items())
-    answer = handler.post({"name": "Ada", **named}, f"/invocations?{query}", named)
+    parameters = {
+        "handler": "initialize",
+        "entryPoint": "other.py",
+        "option.entryPoint": "other.py",
+    }
+    query = "&".join(f"{name}={value}" for name, value in parameters.items())
+    answer = handler.post({"name": "Ada", **parameters}, f"/invocations?{query}", parameters)
     assert json.loads(answer.body)["answer"] == "bonjour Ada"
 
 
@@ -170,18 +174,18 @@ def handle(inputs):
         with server.open({"num": 2, "go_on": str(go_on)}) as response:
             assert (response.status, response.read1()) == (200, b'{"number": 0}')
             go_on.touch()
-            rest = response.read().decode()
+            answer_text = response.read().decode()
 
-        assert rest.startswith('{"number": 1}') and "the numbers ran out" in rest
+        assert answer_text.startswith('{"number": 1}') and "the numbers ran out" in answer_text
 
         go_on.unlink()
         with server.open({"num": 1000, "go_on": str(go_on)}) as response:
             response.read1()
 
         go_on.touch()
-        said = [f"closed after {number}" for number in range(999)]
+        closing_lines = [f"closed after {number}" for number in range(999)]
         wait_until(
-            lambda: sum(line.get("message") in said for line in server.log_lines()) == 2,
+            lambda: sum(line.get("message") in closing_lines for line in server.log_lines()) == 2,
             "it was closed early",
         )
 
@@ -294,10 +298,10 @@ def test_an_exception_inside_a_stream_ends_it_with_its_message(handler: Server) 
 
 
 def test_the_code_runs_apart_in_the_models_folder_and_without_our_secrets(handler: Server) -> None:
-    found = json.loads(handler.post({"act": "whoami"}).body)
-    assert found["pid"] == handler.pid("lmi-code")
-    assert found["dir"] == found["cwd"] == str(handler.folder)
-    assert "HF_TOKEN" not in found["env"] and found["env"]["HARMLESS"] == "1"
+    caller = json.loads(handler.post({"act": "whoami"}).body)
+    assert caller["pid"] == handler.pid("lmi-code")
+    assert caller["dir"] == caller["cwd"] == str(handler.folder)
+    assert "HF_TOKEN" not in caller["env"] and caller["env"]["HARMLESS"] == "1"
     assert handler.pids("lmi-engine") == []
 
 
@@ -513,24 +517,28 @@ def test_formatters_have_their_own_fields_the_options_and_a_tokenizer_that_is_re
 ) -> None:
     with running(formatted(tmp_path, "own_fields", **{"option.greeting": "hello"})) as server:
         parameters = {"max_new_tokens": 3, "stop_token_ids": [98]}
-        found = json.loads(
+        answer_body = json.loads(
             server.post({"question": "ab", "trace": "t", "parameters": parameters}).body
         )
 
-        assert (found["trace"], found["seen"], found["stop_reason"]) == (
+        assert (answer_body["trace"], answer_body["seen"], answer_body["stop_reason"]) == (
             "t",
             ["hello", "hello"],
             98,
         )
-        assert found["ids"] == [97, 98] and not found["has_transformers"], (
+        assert answer_body["ids"] == [97, 98] and not answer_body["has_transformers"], (
             "nor torch, which it brings"
         )
 
-        asked = {
+        request_body = {
             "question": "ab",
             "count": True,
             "parameters": {"max_new_tokens": 3, "stop": ["zz"]},
         }
-        found = json.loads(server.post(asked).body)
+        answer_body = json.loads(server.post(request_body).body)
 
-        assert found["seen"][-1] == 4 and found["decoded"] == "ab" and found["has_transformers"]
+        assert (
+            answer_body["seen"][-1] == 4
+            and answer_body["decoded"] == "ab"
+            and answer_body["has_transformers"]
+        )

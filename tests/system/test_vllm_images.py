@@ -56,8 +56,8 @@ def asking(*files: bytes) -> list[dict[str, Any]]:
 def chat(server: Server, messages: object, **fields: Any) -> dict[str, Any]:
     answer = server.post({"messages": messages, **EXACT, "return_token_ids": True, **fields}, CHAT)
     assert answer.status == 200, answer.body
-    found: dict[str, Any] = json.loads(answer.body)
-    return found
+    answer_body: dict[str, Any] = json.loads(answer.body)
+    return answer_body
 
 
 def refusal(answer: Answer) -> tuple[str, str]:
@@ -70,18 +70,19 @@ def refusal(answer: Answer) -> tuple[str, str]:
     "files", [[RED], [BLUE], [BLUE, RED]], ids=["tiles", "one tile", "two images"]
 )
 def test_an_answer_to_images_is_that_of_transformers(seeing: Server, files: list[bytes]) -> None:
-    found = chat(seeing, asking(*files))
+    answer_body = chat(seeing, asking(*files))
     text = PROMPT.replace("<image>", "<image>" * len(files))
-    assert (found["prompt_token_ids"], found["choices"][0]["token_ids"]) == transformers_answer(
-        text, files, NUM_TOKENS
-    )
-    assert found["usage"]["prompt_tokens"] == len(found["prompt_token_ids"]), (
+    assert (
+        answer_body["prompt_token_ids"],
+        answer_body["choices"][0]["token_ids"],
+    ) == transformers_answer(text, files, NUM_TOKENS)
+    assert answer_body["usage"]["prompt_tokens"] == len(answer_body["prompt_token_ids"]), (
         "with the tokens of its images"
     )
 
 
 def test_the_apis_of_chats_read_the_same_image(seeing: Server) -> None:
-    said = chat(seeing, asking(RED))["choices"][0]["message"]["content"]
+    answer_text = chat(seeing, asking(RED))["choices"][0]["message"]["content"]
     words = {"type": "text", "text": "What is"}
     image = {
         "type": "image",
@@ -93,7 +94,7 @@ def test_the_apis_of_chats_read_the_same_image(seeing: Server) -> None:
     }
     answer = seeing.post(body | {"temperature": 0}, "/v1/messages")
 
-    assert answer.status == 200 and said.startswith(
+    assert answer.status == 200 and answer_text.startswith(
         json.loads(answer.body)["content"][0]["text"]
     ), answer.body
 
@@ -109,7 +110,9 @@ def test_the_apis_of_chats_read_the_same_image(seeing: Server) -> None:
     answer = seeing.post(body, "/v1/responses")
 
     assert answer.status == 200, answer.body
-    assert said.startswith(json.loads(answer.body)["output"][0]["content"][0]["text"]), answer.body
+    assert answer_text.startswith(json.loads(answer.body)["output"][0]["content"][0]["text"]), (
+        answer.body
+    )
 
 
 def test_a_template_of_parts_writes_a_chat_without_images_too(seeing: Server) -> None:

@@ -55,7 +55,8 @@ def test_two_nodes_answer_as_one_engine(nodes: list[Server]) -> None:
             BACK_S,
         )
         assert replicas.post(SHORT).lines == answer.lines and answer.status == 200
-        with ExitStack() as streams:  # each replica has room for one
+        # Each replica has room for one
+        with ExitStack() as streams:
 
             def both_work() -> bool:
                 """Send another while one waits or was refused: the front end may not have known the

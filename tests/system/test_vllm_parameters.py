@@ -122,7 +122,8 @@ def leaves_the_best(**choice: Any) -> Callable[[Server], None]:
 def avoids_what_was_said(name: str, value: float) -> Callable[[Server], None]:
     def check(wide: Server) -> None:
         plain, changed = (
-            ask(wide, max_new_tokens=60, **DETAILS, **one) for one in ({}, {name: value})
+            ask(wide, max_new_tokens=60, **DETAILS, **parameters)
+            for parameters in ({}, {name: value})
         )
         assert len(set(ids(changed))) > len(set(ids(plain)))
 
@@ -149,11 +150,11 @@ def repeats_the_prompt(wide: Server) -> None:
 
 def stop_string(wide: Server) -> str:
     """Two characters that occur for the first time in the middle of the greedy answer."""
-    said = text(wide)
+    answer_text = text(wide)
     return next(
-        said[at : at + 2]
-        for at in range(len(said) // 3, len(said))
-        if said.index(said[at : at + 2]) == at
+        answer_text[at : at + 2]
+        for at in range(len(answer_text) // 3, len(answer_text))
+        if answer_text.index(answer_text[at : at + 2]) == at
     )
 
 
@@ -181,8 +182,12 @@ def stops_at_a_token(wide: Server) -> None:
 
 def tells_of_the_prompt(wide: Server) -> None:
     assert "prefill" not in ask(wide, **DETAILS)["details"]
-    first, *rest = ask(wide, **DETAILS, decoder_input_details=True)["details"]["prefill"]
-    assert first["log_prob"] is None and rest and all(token["log_prob"] <= 0 for token in rest)
+    first, *later_tokens = ask(wide, **DETAILS, decoder_input_details=True)["details"]["prefill"]
+    assert (
+        first["log_prob"] is None
+        and later_tokens
+        and all(token["log_prob"] <= 0 for token in later_tokens)
+    )
 
 
 def tells_alternatives_of_the_prompt(wide: Server) -> None:
@@ -221,40 +226,54 @@ def goes_on(wide: Server) -> None:
 
 
 def shows_special_tokens(wide: Server) -> None:
-    given = {**LONG, "seed": seed_that_ends(wide), "ignore_eos_token": True}
-    assert "<|end|>" in text(wide, **given, skip_special_tokens=False)
-    assert "<|end|>" not in text(wide, **given)
+    sampling_fields = {**LONG, "seed": seed_that_ends(wide), "ignore_eos_token": True}
+    assert "<|end|>" in text(wide, **sampling_fields, skip_special_tokens=False)
+    assert "<|end|>" not in text(wide, **sampling_fields)
 
 
 def gives_several(**given: int) -> Callable[[Server], None]:
     def check(wide: Server) -> None:
         answer = ask(wide, **SAMPLED, **DETAILS, **given)
-        others = answer["details"]["best_of_sequences"]
-        texts = {answer["generated_text"], *(other["generated_text"] for other in others)}
-        assert len(others) == 2 and len(texts) == 3 and text(wide, **SAMPLED) in texts
+        other_sequences = answer["details"]["best_of_sequences"]
+        texts = {
+            answer["generated_text"],
+            *(sequence["generated_text"] for sequence in other_sequences),
+        }
+        assert len(other_sequences) == 2 and len(texts) == 3 and text(wide, **SAMPLED) in texts
 
     return check
 
 
 def test_a_rule_that_vllm_lacks_beside_beams_is_refused_by_its_name(wide: Server) -> None:
-    said = "is not supported here: vllm has no penalties in a beam search"
+    message = "is not supported here: vllm has no penalties in a beam search"
     assert (
         refusal(wide, {"num_beams": 2, "repetition_penalty": 1.5})
-        == f"parameters.repetition_penalty {said}"
+        == f"parameters.repetition_penalty {message}"
     )
 
 
 def searches(wide: Server) -> None:
     answer = ask(wide, **DETAILS, num_beams=3)
-    others = answer["details"]["best_of_sequences"]
-    assert len({answer["generated_text"], *(other["generated_text"] for other in others)}) == 3
-    assert ask(wide, **DETAILS, num_beams=3, n=2)["details"]["best_of_sequences"] == others[:1]
+    other_sequences = answer["details"]["best_of_sequences"]
+    assert (
+        len(
+            {
+                answer["generated_text"],
+                *(sequence["generated_text"] for sequence in other_sequences),
+            }
+        )
+        == 3
+    )
+    assert (
+        ask(wide, **DETAILS, num_beams=3, n=2)["details"]["best_of_sequences"]
+        == other_sequences[:1]
+    )
 
 
 def changes_nothing(name: str, value: object) -> Callable[[Server], None]:
     def check(wide: Server) -> None:
-        for others in ({}, SAMPLED):
-            assert post(wide, {**others, name: value}).body == post(wide, others).body
+        for fields in ({}, SAMPLED):
+            assert post(wide, {**fields, name: value}).body == post(wide, fields).body
 
     return check
 
@@ -291,7 +310,8 @@ EFFECTS: dict[str, Callable[[Server], None]] = {
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "num_beams": {"num_beams": 9},  # over option.max_beam_width
-    "typical_p": {"typical_p": 0.5, **SAMPLED},  # documented only for lmi-dist
+    # Documented only for lmi-dist
+    "typical_p": {"typical_p": 0.5, **SAMPLED},
     "temperature": {"temperature": 2.5, **SAMPLED},  # over vLLM's maximum
     "logprobs": {"logprobs": 21, **DETAILS},
     "prompt_logprobs": {"prompt_logprobs": 21, **DETAILS},

@@ -25,12 +25,11 @@ from lmi.settings.config import EngineConfig
 from tests.beam_reference import Comparison, Found, transformers_beams
 from tests.tiny_models import END_ID, tiny_model
 
+# Between vLLM and xgrammar
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(600),
-    pytest.mark.filterwarnings(
-        "ignore:max_rollback_tokens:DeprecationWarning"
-    ),  # between vLLM and xgrammar
+    pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning"),
 ]
 
 PROMPT = (11, 12, 13, 14, 15)
@@ -62,23 +61,23 @@ def all_of(executor: Executor, request_id: int) -> list[Response]:
 def test_two_ranks_answer_three_sequences_each_with_its_own_end(two_ranks: Executor) -> None:
     sampling = SamplingConfig(temperature=1.0, seed=7, num_return_sequences=3)
     request_id = two_ranks.enqueue_request(Request(PROMPT, 12, True, sampling))
-    results = [one.get_result() for one in all_of(two_ranks, request_id)]
+    results = [result.get_result() for result in all_of(two_ranks, request_id)]
 
-    assert {one.sequence_index for one in results} == {0, 1, 2}
-    assert sum(one.is_sequence_final for one in results) == 3
-    assert [one.is_final for one in results] == [False] * (len(results) - 1) + [True]
+    assert {result.sequence_index for result in results} == {0, 1, 2}
+    assert sum(result.is_sequence_final for result in results) == 3
+    assert [result.is_final for result in results] == [False] * (len(results) - 1) + [True]
 
     tokens = [
         [
             token
-            for one in results
-            if one.sequence_index == index
-            for token in one.output_token_ids[0]
+            for result in results
+            if result.sequence_index == index
+            for token in result.output_token_ids[0]
         ]
         for index in range(3)
     ]
 
-    assert [len(one) for one in tokens] == [12] * 3 and tokens[0] != tokens[1]
+    assert [len(result) for result in tokens] == [12] * 3 and tokens[0] != tokens[1]
 
 
 def test_two_ranks_search_with_beams_of_two_widths_as_transformers_does(
@@ -90,8 +89,10 @@ def test_two_ranks_search_with_beams_of_two_widths_as_transformers_does(
     output = OutputConfig(return_log_probs=True)
     requests = [Request(PROMPT, 10, False, SamplingConfig(width), output) for width in (2, 4, 2)]
     requests = [
-        msgspec.structs.replace(one, num_return_sequences=one.sampling_config.beam_width)
-        for one in requests
+        msgspec.structs.replace(
+            beam_request, num_return_sequences=beam_request.sampling_config.beam_width
+        )
+        for beam_request in requests
     ]
     comparison = Comparison()
     for request_id, request in zip(two_ranks.enqueue_requests(requests), requests, strict=True):

@@ -24,9 +24,8 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(300),
 ]
-if (
-    importlib.util.find_spec("ray") is None
-):  # a mark would skip each test, after it has waited for the whole machine
+# A mark would skip each test, after it has waited for the whole machine
+if importlib.util.find_spec("ray") is None:
     pytest.skip("scripts/install vllm ray was not run", allow_module_level=True)
 
 HEAD = "127.0.0.2"
@@ -123,8 +122,8 @@ def test_a_rank_that_cannot_load_the_model_gives_the_cause(
 def test_the_ranks_of_two_nodes_answer_as_one_does(server: Server, nodes: list[Node]) -> None:
     assert [len(node.pids(RANK)) for node in nodes] == [1, 1]
     answer = server.post(SHORT)
-    with serve(tiny_model("llama_long"), *SETTINGS) as one:
-        assert one.post(SHORT).lines == answer.lines and answer.status == 200
+    with serve(tiny_model("llama_long"), *SETTINGS) as ray_server:
+        assert ray_server.post(SHORT).lines == answer.lines and answer.status == 200
 
 
 def test_streams_end_when_a_node_is_lost_and_the_engine_waits_for_another(
@@ -164,7 +163,8 @@ def test_streams_end_when_the_engine_is_killed(server: Server, nodes: list[Node]
 
 
 def test_the_log_keeps_its_form(server: Server) -> None:
-    for line in server.log_lines():  # each is a JSON object
+    # Each is a JSON object
+    for line in server.log_lines():
         assert not any("ray" in name for name in line), line
 
 

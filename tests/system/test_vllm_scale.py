@@ -24,8 +24,10 @@ from tests.tiny_models import tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-NUM_STREAMS = 8  # two ranks share two cores, so a stream begins slowly
-RANK = "VLLM::Worker_TP"  # the kernel keeps 15 characters of a name
+# Two ranks share two cores, so a stream begins slowly
+NUM_STREAMS = 8
+# The kernel keeps 15 characters of a name
+RANK = "VLLM::Worker_TP"
 PROCESSES = {ENGINE: 1, RANK: 2}
 
 
@@ -39,9 +41,9 @@ def apart() -> Iterator[Server]:
 def test_two_ranks_answer_as_one_does(apart: Server, inside: Server) -> None:
     assert {name: len(pids) for name, pids in family(apart).items()} == PROCESSES
     two = apart.post(SHORT)
-    one = inside.post(SHORT)
-    assert one.status == two.status == 200
-    assert one.lines == two.lines and len(one.lines[0]["generated_text"]) > 10
+    answer = inside.post(SHORT)
+    assert answer.status == two.status == 200
+    assert answer.lines == two.lines and len(answer.lines[0]["generated_text"]) > 10
     folder = Path(apart.environ["TMPDIR"])
     assert not any(map(Path.is_socket, folder.iterdir())), (
         "vLLM's sockets lie where they go when the server does"
@@ -50,9 +52,8 @@ def test_two_ranks_answer_as_one_does(apart: Server, inside: Server) -> None:
 
 def test_a_structure_that_vllm_cannot_compile_is_the_clients_fault(apart: Server) -> None:
     body = {"prompt": "The quick", "max_tokens": 4}
-    assert (
-        apart.post(body | {"guided_regex": "[ab]{3}"}, "/v1/completions").status == 200
-    )  # vLLM keeps this compiler
+    # vLLM keeps this compiler
+    assert apart.post(body | {"guided_regex": "[ab]{3}"}, "/v1/completions").status == 200
     answer = apart.post(body | {"guided_regex": r"\p{L}{1,500}" * 20}, "/v1/completions")
     assert (
         answer.status == 400 and b"not supported" in answer.body and b"guided_regex" in answer.body
@@ -73,7 +74,8 @@ def test_streams_end_when_a_rank_is_killed(apart: Server) -> None:
 
 def test_streams_end_when_a_rank_stands_still(apart: Server) -> None:
     hurt(apart, RANK, signal.SIGSTOP, within_s=STEP_TIMEOUT_S + 3, num_streams=NUM_STREAMS)
-    apart.kill()  # nobody needs the engine that starts
+    # Nobody needs the engine that starts
+    apart.kill()
 
 
 @pytest.mark.skipif(

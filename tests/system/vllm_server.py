@@ -22,8 +22,10 @@ from tests.served import Server
 from tests.system.container import wait_until
 
 NUM_STREAMS = 32
-STEP_TIMEOUT_S = 6.0  # on a busy machine a step of two ranks takes seconds
-BACK_S = 180.0  # a busy machine takes long to import vllm
+# On a busy machine a step of two ranks takes seconds
+STEP_TIMEOUT_S = 6.0
+# A busy machine takes long to import vllm
+BACK_S = 180.0
 LONG = {
     "inputs": "abc",
     "stream": True,
@@ -53,18 +55,18 @@ def family(server: Server) -> dict[str, list[int]]:
 
 
 def pids_of(family: dict[str, list[int]]) -> set[int]:
-    return {pid for each in family.values() for pid in each}
+    return {pid for pids in family.values() for pid in pids}
 
 
 def segments(pids: Iterable[int]) -> set[str]:
     """The files of shared memory that these processes map."""
-    found: set[str] = set()
+    messages: set[str] = set()
     for pid in pids:
-        found.update(
+        messages.update(
             re.findall(r" (/dev/shm/\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE)
         )
 
-    return found
+    return messages
 
 
 def hurt(
@@ -135,13 +137,14 @@ def all_run(server: Server, num_streams: int, before: Counter[str], deadline_s: 
             return True
 
         ended = num_ended(metrics) - before
+        # The last two are of the try before
         is_wrong = ended.keys() - {
             "408",
             "length",
             "200",
             "499",
             "cancelled",
-        }  # the last two are of the try before
+        }
         if is_wrong or time.monotonic() > deadline_s:
             log = "\n".join(server.log.read_text().splitlines()[-100:])
             raise AssertionError(f"not all streams run; ended: {dict(ended)}; {metrics}\n{log}")

@@ -189,8 +189,8 @@ def test_stop_strings_wait_for_min_tokens(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("b b b")
     text = answer(byte_level, stop_sequences=["b"], min_tokens=2)
     expected = text_of(answer(byte_level).feed(ids[:2]))
-    rest = text_of(answer(byte_level).feed(ids[2:])).partition("b")[0]
-    assert text_of(text.feed(ids)) == expected + rest
+    tail = text_of(answer(byte_level).feed(ids[2:])).partition("b")[0]
+    assert text_of(text.feed(ids)) == expected + tail
     assert text.stop_string is not None
 
 

@@ -23,7 +23,8 @@ from lmi.text import confined
 from lmi.text.tokenizer import MAX_INLINE_CHARS, MAX_TOKEN_CHARS, Tokenizer
 from tests.text.small_tokenizers import byte_level_backend, poisoned_backend
 
-POISON = ("ac" * 18 + "! ") * 100  # each row costs half a million steps
+# Each row costs half a million steps
+POISON = ("ac" * 18 + "! ") * 100
 TEXTS = [
     "Hello world",
     " leading",
@@ -105,10 +106,10 @@ def test_a_text_that_grows_without_end_ends_another_process() -> None:
 def test_another_process_gives_the_same_ids(
     poisoned: Tokenizer, text: str, forged: tuple[int, ...]
 ) -> None:
-    known = Tokenizer(byte_level_backend())
-    assert poisoned.encode(text, forged=forged) == known.encode(text, forged=forged)
-    assert poisoned.special_texts == known.special_texts
-    assert asyncio.run(poisoned.spellings_async(["dog"])) == known.spellings("dog")
+    plain_tokenizer = Tokenizer(byte_level_backend())
+    assert poisoned.encode(text, forged=forged) == plain_tokenizer.encode(text, forged=forged)
+    assert poisoned.special_texts == plain_tokenizer.special_texts
+    assert asyncio.run(poisoned.spellings_async(["dog"])) == plain_tokenizer.spellings("dog")
 
 
 def test_a_lone_surrogate_is_refused_before_it_is_sent(poisoned: Tokenizer) -> None:

@@ -9,7 +9,8 @@ from lmi.text.answer import Detokenizer
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import GenerationRequest
 
-IDS = st.lists(st.integers(0, 345), max_size=30)  # some are beyond the vocabulary
+# Some are beyond the vocabulary
+IDS = st.lists(st.integers(0, 345), max_size=30)
 SENTENCEPIECE_IDS = st.lists(st.integers(0, 379), max_size=30)
 PROMPT = "The quick"
 
@@ -117,10 +118,10 @@ def test_special_tokens_show_when_asked_for(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("<|im_end|>\n<tool>Stop<|im_start|>")
     prompt = byte_level.encode(PROMPT)
     assert "".join(stream(byte_level, prompt, ids)) == "\n<tool>Stop"
-    shown = stream(
+    pieces_shown = stream(
         byte_level, prompt, ids, skip_special_tokens=False, spaces_between_special_tokens=False
     )
-    assert "".join(shown) == "<|im_end|>\n<tool>Stop<|im_start|>"
+    assert "".join(pieces_shown) == "<|im_end|>\n<tool>Stop<|im_start|>"
 
 
 def test_spaces_between_special_tokens_follow_the_decoder_or_are_left_out() -> None:

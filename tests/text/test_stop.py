@@ -18,9 +18,9 @@ def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
     ends there.
     """
     for end in range(1, len(text) + 1):
-        found = [stop for stop in stops if text[:end].endswith(stop)]
-        if found:
-            longest = max(found, key=len)
+        stops_found = [stop for stop in stops if text[:end].endswith(stop)]
+        if stops_found:
+            longest = max(stops_found, key=len)
             return text[: end - len(longest)], longest
 
     return text, None
@@ -45,15 +45,15 @@ def test_the_cut_of_the_text_changes_nothing(stops: list[str], pieces: list[str]
 @given(STOPS, PIECES)
 def test_only_a_possible_stop_string_is_held_back(stops: list[str], pieces: list[str]) -> None:
     stop = StopStrings(stops)
-    seen = released = ""
+    text_seen = released = ""
     for piece in pieces:
-        seen += piece
+        text_seen += piece
         released += stop.feed(piece)
         if stop.matched is not None:
             return
 
-        beginnings = [n for s in stops for n in range(1, len(s)) if seen.endswith(s[:n])]
-        assert released == seen[: len(seen) - max(beginnings, default=0)]
+        beginnings = [n for s in stops for n in range(1, len(s)) if text_seen.endswith(s[:n])]
+        assert released == text_seen[: len(text_seen) - max(beginnings, default=0)]
 
 
 @given(STOPS, PIECES)

@@ -50,11 +50,11 @@ def test_a_folder_saved_by_transformers_gives_the_same_ids(
         tokenizer_object=make(), eos_token="</s>", pad_token="<pad>"
     ).save_pretrained(tmp_path)
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    ours = Tokenizer.load(tmp_path)
-    assert [ours.encode(text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
-    assert ours.eos_ids == (theirs.eos_token_id,)
-    assert ours.vocab_size == len(theirs)
-    assert ours.special_ids >= set(theirs.all_special_ids)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert [tokenizer.encode(text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
+    assert tokenizer.eos_ids == (theirs.eos_token_id,)
+    assert tokenizer.vocab_size == len(theirs)
+    assert tokenizer.special_ids >= set(theirs.all_special_ids)
 
 
 CONFIGS: list[dict[str, Any]] = [
@@ -95,13 +95,13 @@ def test_tokenizer_config_means_what_it_means_to_transformers(
 ) -> None:
     folder = save(tmp_path, byte_level_backend(), tokenizer_config=config)
     theirs = PreTrainedTokenizerFast.from_pretrained(folder)
-    ours = Tokenizer.load(folder)
-    assert [ours.encode(text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
+    tokenizer = Tokenizer.load(folder)
+    assert [tokenizer.encode(text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
     hidden = {i for i in range(len(theirs)) if not theirs.decode([i], skip_special_tokens=True)}
     assert (
-        {i for i in range(ours.vocab_size) if not ours.token_texts_without_special[i]}
+        {i for i in range(tokenizer.vocab_size) if not tokenizer.token_texts_without_special[i]}
         == hidden
-        == ours.special_ids
+        == tokenizer.special_ids
     )
 
 
@@ -185,10 +185,10 @@ def test_a_slow_tokenizer_is_converted_in_a_process_of_its_own(tmp_path: Path) -
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     theirs = GPT2Tokenizer.from_pretrained(tmp_path)
-    ours = Tokenizer.load(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
 
-    assert [ours.encode(text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
-    assert ours.eos_ids == (0,)
+    assert [tokenizer.encode(text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
+    assert tokenizer.eos_ids == (0,)
 
 
 def test_a_slow_tokenizer_that_cannot_be_converted_names_the_need(
@@ -196,7 +196,8 @@ def test_a_slow_tokenizer_that_cannot_be_converted_names_the_need(
 ) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"no sentencepiece")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # as the program sets it for its process
+    # As the program sets it for its process
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(SystemExit, match=r"^[^\n]*packages that may be needed: sentencepiece"):
         convert.main(str(tmp_path))
 

@@ -55,25 +55,27 @@ class Collector:
     def span(self, name: str) -> Any:
         """Return the only span of a name, once it is there."""
         wait_until(lambda: any(span.name == name for span in self.spans))
-        [found] = [span for span in self.spans if span.name == name]
-        return found
+        [span_found] = [span for span in self.spans if span.name == name]
+        return span_found
 
     def below(self, parent: Any) -> list[Any]:
         """Return the spans below one in the order of their begin."""
-        found = [span for span in self.spans if span.parent_span_id == parent.span_id]
-        return sorted(found, key=lambda span: (span.start_time_unix_nano, span.end_time_unix_nano))
+        children = [span for span in self.spans if span.parent_span_id == parent.span_id]
+        return sorted(
+            children, key=lambda span: (span.start_time_unix_nano, span.end_time_unix_nano)
+        )
 
 
 def values(holder: Any) -> dict[str, Any]:
     """The attributes of a span or a resource."""
-    found = {each.key: each.value for each in holder.attributes}
-    return {key: value_of(value) for key, value in found.items()}
+    attributes = {attribute.key: attribute.value for attribute in holder.attributes}
+    return {key: value_of(value) for key, value in attributes.items()}
 
 
 def value_of(value: Any) -> Any:
     kind = value.WhichOneof("value")
     return (
-        [value_of(each) for each in value.array_value.values]
+        [value_of(element) for element in value.array_value.values]
         if kind == "array_value"
         else getattr(value, kind)
     )
@@ -109,8 +111,8 @@ def collecting() -> Iterator[Collector]:
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    with collecting() as found:
-        yield found
+    with collecting() as collector:
+        yield collector
 
 
 @pytest.fixture
@@ -150,11 +152,15 @@ def test_a_request_is_a_span_of_its_callers_trace_with_queue_prefill_and_decode(
     }
 
     [answer] = collector.below(root)
-    said = values(answer)
-    latencies = {name: said.pop(name) for name in list(said) if name.startswith("gen_ai.latency.")}
+    answer_values = values(answer)
+    latencies = {
+        name: answer_values.pop(name)
+        for name in list(answer_values)
+        if name.startswith("gen_ai.latency.")
+    }
 
     assert answer.name == "text_completion scripted"
-    assert said == {
+    assert answer_values == {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": "lmi",
         "gen_ai.request.id": "request-1",
@@ -277,7 +283,8 @@ def test_while_the_collector_is_away_traces_are_lost_counted_and_told_once(
 def test_a_collector_that_hangs_holds_up_neither_requests_nor_the_end(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "400")  # longer than this test may take
+    # Longer than this test may take
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "400")
     collector.is_open.clear()
     with traced(collector, tmp_path, 0.01, max_waiting=2) as lmi:
         assert complete(lmi, "say a") == 200
@@ -286,9 +293,8 @@ def test_a_collector_that_hangs_holds_up_neither_requests_nor_the_end(
         for _ in range(5):
             assert complete(lmi, "say a") == 200
 
-        wait_until(
-            lambda: lmi.server_block.frontends[0].num_lost_traces == 3
-        )  # a trace is added behind its answer
+        # A trace is added behind its answer
+        wait_until(lambda: lmi.server_block.frontends[0].num_lost_traces == 3)
 
     assert not collector.is_open.is_set()
 

@@ -33,18 +33,18 @@ def feed(
     tokens: list[tuple[int, str, float | None]],
     finish_reason: str | None = None,
 ) -> bytes:
-    return answer.feed(Feed(0, [Token(*each) for each in tokens], finish_reason))
+    return answer.feed(Feed(0, [Token(*token) for token in tokens], finish_reason))
 
 
 def test_a_formatter_is_called_once_for_each_token_and_told_the_last() -> None:
-    written = opened(
+    formatter = opened(
         UserCode(UserCodeConfig(path=str(FILES / "formatter" / "model.py"))), 3, "prompt"
     )
-    assert feed(written, []) == b""
+    assert feed(formatter, []) == b""
 
-    lines = feed(written, [(1, "a", -0.5), (2, "b", None)]).decode().splitlines()
+    lines = feed(formatter, [(1, "a", -0.5), (2, "b", None)]).decode().splitlines()
     assert [json.loads(line)["token_text"] for line in lines] == ["a", "b"]
-    assert json.loads(feed(written, [], "stop_sequence")) == {
+    assert json.loads(feed(formatter, [], "stop_sequence")) == {
         "token_id": -1,
         "token_text": "",
         "token_log_prob": None,
@@ -63,8 +63,8 @@ def write(output: RequestOutput) -> str:
         text += best.get_next_token()[0].text
     return f"[{text}{best.cumulative_log_prob} {output.finished}]"
 """
-    written = opened(model(tmp_path, source))
-    assert feed(written, [(1, "a", -1.0), (2, "b", -1.0)], "length") == b"[ab-2.0 True]"
+    formatter = opened(model(tmp_path, source))
+    assert feed(formatter, [(1, "a", -1.0), (2, "b", -1.0)], "length") == b"[ab-2.0 True]"
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ from djl_python.output_formatter import *
 def write({parameter}):
     return type({parameter.split(",")[0].split(":")[0]}).__name__
 """
-    written = opened(model(tmp_path, source, output_formatter="write"))
-    assert feed(written, [(1, "a", None)], "length").decode().strip() == kind
+    formatter = opened(model(tmp_path, source, output_formatter="write"))
+    assert feed(formatter, [(1, "a", None)], "length").decode().strip() == kind
 
 
 def test_a_formatter_that_reads_no_tokens_is_called_once_for_each_step(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ from djl_python.output_formatter import RequestOutput, output_formatter
 def write(output: RequestOutput):
     return "end" if output.finished else None
 """
-    written = opened(model(tmp_path, source))
-    assert feed(written, [(1, "a", None), (2, "b", None)]) == b""
-    assert feed(written, [(3, "c", None)], "length") == b"end"
+    formatter = opened(model(tmp_path, source))
+    assert feed(formatter, [(1, "a", None), (2, "b", None)]) == b""
+    assert feed(formatter, [(3, "c", None)], "length") == b"end"
 
 
 def test_the_first_signature_is_told_by_its_parameters_and_not_by_annotations(
@@ -112,7 +112,7 @@ def test_the_first_signature_is_told_by_its_parameters_and_not_by_annotations(
         "def write(token, first, last, details, text, id): return "
         "f'{token.id}{first}{last}{text}{id} {details}'"
     )
-    written = opened(model(tmp_path, source, output_formatter="write"), 7, "p")
+    formatter = opened(model(tmp_path, source, output_formatter="write"), 7, "p")
     details = "{'finish_reason': 'length', 'generated_tokens': 1, 'inputs': 'p', 'tokens': %s}"
     tokens = "[{'id': 5, 'text': 'a', 'log_prob': -1.0}]"
-    assert feed(written, [(5, "a", -1.0)], "length").decode() == f"5TrueTruea7 {details % tokens}"
+    assert feed(formatter, [(5, "a", -1.0)], "length").decode() == f"5TrueTruea7 {details % tokens}"

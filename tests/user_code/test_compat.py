@@ -52,17 +52,17 @@ def test_what_is_not_here_can_be_imported_made_and_inherited_from_and_says_so_wh
 ) -> None:
     module, _, name = f"djl_python.{path}".rpartition(".")
     stub = getattr(importlib.import_module(module), name)
-    made = stub({"model_id": "m"}, tensor_parallel_degree=2)
+    model_stub = stub({"model_id": "m"}, tensor_parallel_degree=2)
 
     class Mine(stub):  # type: ignore[misc]
         def inference(self, inputs: object) -> Any:
             return super().inference(inputs)
 
     for use in (
-        lambda: made.initialized,
+        lambda: model_stub.initialized,
         lambda: stub.get_it(1),
         lambda: Mine().inference(None),
-        lambda: made(1),
+        lambda: model_stub(1),
     ):
         with pytest.raises(
             NotImplementedError, match=rf"^djl_python\..*{name} is not here: lmi [^.]*\b"

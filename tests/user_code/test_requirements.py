@@ -68,9 +68,9 @@ class Place:
         return process.returncode, [json.loads(line)["message"] for line in errors.splitlines()]
 
     def failure(self) -> StartError:
-        said = failure(self.state)
-        assert said is not None
-        return said
+        fault = failure(self.state)
+        assert fault is not None
+        return fault
 
     def version_of(self, module: str) -> str:
         code = f"import {module}; print({module}.VERSION)"
@@ -80,8 +80,10 @@ class Place:
         ).stdout.strip()
 
     def left_over(self) -> list[str]:
-        kept = {self.folder.name, f"{self.folder.name}.lock"}
-        return [path.name for path in self.folder.parent.iterdir() if path.name not in kept]
+        lasting_names = {self.folder.name, f"{self.folder.name}.lock"}
+        return [
+            path.name for path in self.folder.parent.iterdir() if path.name not in lasting_names
+        ]
 
 
 @pytest.fixture
@@ -107,17 +109,17 @@ def test_the_wheels_beside_the_file_are_enough_without_a_network(place: Place) -
 
 def test_what_is_complete_is_used_again_without_pip(place: Place) -> None:
     place.folder.mkdir(parents=True)
-    code, said = place.run(PIP_INDEX_URL="http://127.0.0.1:1")
-    assert code == 0 and "installed by an earlier start" in said[-1]
+    code, lines = place.run(PIP_INDEX_URL="http://127.0.0.1:1")
+    assert code == 0 and "installed by an earlier start" in lines[-1]
     assert list(place.folder.iterdir()) == []
 
 
 def test_the_index_is_asked_for_what_the_wheels_lack(place: Place, tmp_path: Path) -> None:
     write_wheel(place.model / "requirements", "one", requires="two")
     write_index(place.index, write_wheel(tmp_path / "wheels", "two"))
-    code, said = place.run()
+    code, lines = place.run()
     assert code == 0 and place.version_of("two") == "1.0"
-    assert any("so the index is asked" in line for line in said)
+    assert any("so the index is asked" in line for line in lines)
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "DJL_OFFLINE"])
@@ -125,25 +127,25 @@ def test_offline_the_index_is_not_asked(place: Place, tmp_path: Path, variable: 
     write_wheel(place.model / "requirements", "one", requires="two")
     write_index(place.index, write_wheel(tmp_path / "wheels", "two"))
     code, _ = place.run(**{variable: "true"})
-    said = place.failure()
-    assert (code, said.exit_code, said.label) == (4, 4, "model_unusable")
-    assert said.message.startswith(
+    fault = place.failure()
+    assert (code, fault.exit_code, fault.label) == (4, 4, "model_unusable")
+    assert fault.message.startswith(
         f"{place.model / 'requirements.txt'}: ERROR: No matching distribution"
     )
-    assert f"{variable}=true is set" in said.message
+    assert f"{variable}=true is set" in fault.message
 
 
 def test_offline_without_wheels_the_variable_and_the_folder_are_named(place: Place) -> None:
     code, _ = place.run(HF_HUB_OFFLINE="1")
-    said = f"{place.model / 'requirements.txt'}: HF_HUB_OFFLINE=1 is set, and there is no folder"
-    assert code == 4 and place.failure().message == f"{said} {place.model / 'requirements'}"
+    reason = f"{place.model / 'requirements.txt'}: HF_HUB_OFFLINE=1 is set, and there is no folder"
+    assert code == 4 and place.failure().message == f"{reason} {place.model / 'requirements'}"
 
 
 def test_a_failure_carries_the_last_error_of_pip_and_leaves_nothing(place: Place) -> None:
-    code, said = place.run()
+    code, lines = place.run()
     assert code == 4 and not place.folder.exists() and place.left_over() == []
     assert place.failure().message.endswith("ERROR: No matching distribution found for one")
-    assert said[-1] == place.failure().message
+    assert lines[-1] == place.failure().message
 
 
 def test_a_file_that_names_nothing_installs_nothing(place: Place) -> None:
@@ -192,12 +194,13 @@ def test_sigterm_ends_it_and_pip_within_two_seconds(
             assert process.returncode == 128 + signal.SIGTERM
 
             connection.settimeout(TIMEOUT_S)
-            while connection.recv(4096):  # pip has ended, so its connection does
+            # Pip has ended, so its connection does
+            while connection.recv(4096):
                 pass
 
     assert not place.folder.exists() and place.left_over() == []
 
 
 def test_the_secrets_of_an_index_are_not_logged(place: Place) -> None:
-    code, said = place.run(PIP_INDEX_URL="http://user:hunter2@127.0.0.1:1/simple", PIP_RETRIES="0")
-    assert code == 4 and not any("hunter2" in line for line in said)
+    code, lines = place.run(PIP_INDEX_URL="http://user:hunter2@127.0.0.1:1/simple", PIP_RETRIES="0")
+    assert code == 4 and not any("hunter2" in line for line in lines)

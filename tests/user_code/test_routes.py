@@ -129,19 +129,27 @@ def test_the_output_formatter_finds_the_object_that_the_input_formatter_made(ser
         "stop_sequences": ["bc"],
     }
     _, body = server.post({"question": "say abcd", "trace": "t1", "parameters": parameters})
-    found = json.loads(body)
+    told_fields = json.loads(body)
 
-    assert (found["type"], found["trace"], found["seen"]) == ("MyInput", "t1", ["hello", "hello"])
-    assert found["ids"] == found["prompt"] == list(b"say abcd")
-    assert found["top"] == [[97, 98]] * 3
-    assert (found["text"], found["stop_reason"], found["adapters"]) == ("a", "bc", None)
+    assert (told_fields["type"], told_fields["trace"], told_fields["seen"]) == (
+        "MyInput",
+        "t1",
+        ["hello", "hello"],
+    )
+    assert told_fields["ids"] == told_fields["prompt"] == list(b"say abcd")
+    assert told_fields["top"] == [[97, 98]] * 3
+    assert (told_fields["text"], told_fields["stop_reason"], told_fields["adapters"]) == (
+        "a",
+        "bc",
+        None,
+    )
 
 
 def test_what_a_request_does_not_ask_for_is_not_there(serve: Serve) -> None:
     _, body = serve("own_fields", {"greeting": "hello"}).post({"question": "say ab"})
-    found = json.loads(body)
-    assert (found["prompt"], found["top"], found["stop_reason"]) == ([], [], None)
-    assert found["ids"] == list(b"say ab"), "these are always"
+    told_fields = json.loads(body)
+    assert (told_fields["prompt"], told_fields["top"], told_fields["stop_reason"]) == ([], [], None)
+    assert told_fields["ids"] == list(b"say ab"), "these are always"
 
 
 def test_a_stop_tokens_id_is_the_reason_of_the_stop(serve: Serve) -> None:
@@ -219,8 +227,8 @@ def write(output: TextGenerationOutput):
 
 def test_a_completion_that_names_a_form_gets_that_and_not_the_models_own(serve: Serve) -> None:
     server = serve("response")
-    asked = {"prompt": "say ab", "max_tokens": 2, "stream": True}
-    response, body = server.post(asked | {"output_formatter": "sse"})
+    request_body = {"prompt": "say ab", "max_tokens": 2, "stream": True}
+    response, body = server.post(request_body | {"output_formatter": "sse"})
     assert response.getheader("content-type") == "text/event-stream" and b"custom" not in body
     assert body.startswith(b'data: {"id"') and body.endswith(b"data: [DONE]\n\n")
 

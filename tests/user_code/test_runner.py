@@ -60,8 +60,8 @@ def test_an_output_is_a_type_and_a_body(
     tmp_path: Path, expression: str, media_type: str, body: bytes
 ) -> None:
     source = f"from djl_python import Input, Output\ndef handle(inputs):\n    return {expression}\n"
-    head, written = answer(model(tmp_path, source, handler="handle"))
-    assert (head.status, head.media_type, written) == (200, media_type, body)
+    head, body_written = answer(model(tmp_path, source, handler="handle"))
+    assert (head.status, head.media_type, body_written) == (200, media_type, body)
 
 
 def test_asynchronous_handlers_and_streams_are_awaited(tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ def test_what_one_process_keeps_another_finds(tmp_path: Path) -> None:
     opened_s = time.time()
     session = manager(tmp_path).create_session()
     session.put("metadata", {"step": 1, "text": "é"})
-    found = manager(tmp_path).get_session(session.session_id)
-    assert found is not None and found.get("metadata") == {"step": 1, "text": "é"}
-    assert (found.get("other"), found.get("other", 7)) == (None, 7)
-    assert found.expiration_ts == session.expiration_ts
-    assert opened_s + 1200 <= found.expiration_ts <= time.time() + 1200
+    session_found = manager(tmp_path).get_session(session.session_id)
+    assert session_found is not None and session_found.get("metadata") == {"step": 1, "text": "é"}
+    assert (session_found.get("other"), session_found.get("other", 7)) == (None, 7)
+    assert session_found.expiration_ts == session.expiration_ts
+    assert opened_s + 1200 <= session_found.expiration_ts <= time.time() + 1200
 
 
 def test_an_array_is_kept_as_it_is_written(tmp_path: Path) -> None:
@@ -33,8 +33,11 @@ def test_an_array_is_kept_as_it_is_written(tmp_path: Path) -> None:
     array = session.get_as_numpy("state", shape=(10, 5, 5), create=True)
     assert array.sum() == 0 and array.dtype == "float32"
     array.fill(1)
-    other = manager(tmp_path).get_session(session.session_id)
-    assert other is not None and other.get_as_numpy("state", shape=(10, 5, 5)).sum() == 250
+    session_found = manager(tmp_path).get_session(session.session_id)
+    assert (
+        session_found is not None
+        and session_found.get_as_numpy("state", shape=(10, 5, 5)).sum() == 250
+    )
     assert session.get_as_numpy("row", shape=4, dtype="int64", create=True).shape == (4,)
     with pytest.raises(FileNotFoundError):
         session.get_as_numpy("never", shape=(1,))

@@ -35,9 +35,9 @@ def parse(model: ModelConfig = MODEL, /, **fields: Any) -> Parsed[Any]:
 
 
 def chat(**fields: Any) -> Chat:
-    asked = parse(**fields).request.chat
-    assert asked is not None
-    return asked
+    asked_chat = parse(**fields).request.chat
+    assert asked_chat is not None
+    return asked_chat
 
 
 def test_the_least_message_is_sampled_and_has_its_limit() -> None:
@@ -97,8 +97,8 @@ def test_results_of_tools_are_messages_of_their_own_before_the_text_beside_them(
         "tool_use_id": "toolu_2",
         "content": [{"type": "text", "text": "b"}],
     }
-    said = [RESULT, image_free, {"type": "text", "text": "and now?"}]
-    assert chat(messages=[{"role": "user", "content": said}]).messages == [
+    content = [RESULT, image_free, {"type": "text", "text": "and now?"}]
+    assert chat(messages=[{"role": "user", "content": content}]).messages == [
         {"role": "tool", "content": "12 °C", "tool_call_id": "toolu_1"},
         {"role": "tool", "content": "b", "tool_call_id": "toolu_2"},
         {"role": "user", "content": "and now?"},
@@ -107,21 +107,21 @@ def test_results_of_tools_are_messages_of_their_own_before_the_text_beside_them(
 
 def test_thoughts_and_calls_of_an_earlier_answer_are_fields_of_its_message() -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": ""}
-    said = [
+    content = [
         thought,
         {"type": "redacted_thinking", "data": "x"},
         {"type": "text", "text": "I look."},
         CALL,
     ]
-    told = chat(
+    chat_of_answer = chat(
         messages=[
             USER,
-            {"role": "assistant", "content": said},
+            {"role": "assistant", "content": content},
             {"role": "user", "content": [RESULT]},
         ]
     )
 
-    assert told.messages[1] == {
+    assert chat_of_answer.messages[1] == {
         "role": "assistant",
         "content": "I look.",
         "tool_calls": [
@@ -129,7 +129,7 @@ def test_thoughts_and_calls_of_an_earlier_answer_are_fields_of_its_message() -> 
         ],
         "reasoning_content": "hm",
     }
-    assert told.messages[2]["role"] == "tool" and len(told.messages) == 3
+    assert chat_of_answer.messages[2]["role"] == "tool" and len(chat_of_answer.messages) == 3
 
 
 def test_tools_reach_the_template_in_the_form_that_templates_expect() -> None:
@@ -139,9 +139,12 @@ def test_tools_reach_the_template_in_the_form_that_templates_expect() -> None:
 
 
 def guide(**fields: Any) -> Any:
-    asked = parse(tools=[TOOL], **fields).request.guided_decoding
-    assert isinstance(asked, GuidedDecodingParams) and asked.guide_type is GuideType.JSON_SCHEMA
-    return json.loads(str(asked.guide))
+    guide_params = parse(tools=[TOOL], **fields).request.guided_decoding
+    assert (
+        isinstance(guide_params, GuidedDecodingParams)
+        and guide_params.guide_type is GuideType.JSON_SCHEMA
+    )
+    return json.loads(str(guide_params.guide))
 
 
 def test_a_call_that_must_come_guides_the_answer() -> None:
@@ -302,14 +305,19 @@ def test_a_tool_that_is_found_later_is_described_where_a_result_first_refers_to_
     later = {"name": "g", "input_schema": {}, "defer_loading": True}
     function = {"name": "g", "parameters": {}}
     references = [{"type": "tool_reference", "tool_name": name} for name in ("g", "f", "g", "gone")]
-    found = {"role": "user", "content": [RESULT | {"content": references}]}
+    result_message = {"role": "user", "content": [RESULT | {"content": references}]}
     called = {"role": "assistant", "content": [CALL]}
-    parsed = parse(tools=[TOOL, later], messages=[USER, called, found])
-    asked = parsed.request.chat
-    assert asked is not None and [tool["function"]["name"] for tool in asked.tools or ()] == ["f"]
+    parsed = parse(tools=[TOOL, later], messages=[USER, called, result_message])
+    asked_chat = parsed.request.chat
+    assert asked_chat is not None and [
+        tool["function"]["name"] for tool in asked_chat.tools or ()
+    ] == ["f"]
 
-    description, *rest = asked.messages[-1]["content"].split("\n")
-    assert json.loads(description) == {"type": "function", "function": function} and rest == [
+    description, *further_lines = asked_chat.messages[-1]["content"].split("\n")
+    assert json.loads(description) == {
+        "type": "function",
+        "function": function,
+    } and further_lines == [
         "f",
         "g",
         "gone",
@@ -340,16 +348,16 @@ def test_a_call_s_arguments_can_be_written_however_deep_the_model_nests_them(
     num_levels: int,
 ) -> None:
     formatter = ANTHROPIC.formatter(parse(tools=[TOOL], tool_choice={"type": "tool", "name": "f"}))
-    said = '{"a": ' * num_levels + "{}" + "}" * num_levels
-    [body] = formatter.feed(Delta([Token(5, said)], AnswerEnd.EOS_TOKEN))
-    assert said.replace(" ", "").encode() in body.replace(b" ", b"").replace(b'\\"', b'"')
+    arguments = '{"a": ' * num_levels + "{}" + "}" * num_levels
+    [body] = formatter.feed(Delta([Token(5, arguments)], AnswerEnd.EOS_TOKEN))
+    assert arguments.replace(" ", "").encode() in body.replace(b" ", b"").replace(b'\\"', b'"')
 
 
 def test_a_call_whose_arguments_come_between_tags_is_a_block_of_a_whole_message() -> None:
     model = ModelConfig(path="demo", name="demo", tool_call_parser="qwen3_xml")
-    said = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
+    text = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
     [body] = ANTHROPIC.formatter(parse(model, tools=[TOOL])).feed(
-        Delta([Token(5, said)], AnswerEnd.EOS_TOKEN)
+        Delta([Token(5, text)], AnswerEnd.EOS_TOKEN)
     )
     answer = json.loads(body)
     assert [block["input"] for block in answer["content"]] == [{"a": 1}]

@@ -164,8 +164,8 @@ def test_a_text_that_is_not_utf8_is_refused_with_the_place() -> None:
 def test_a_reader_gives_the_value_in_its_own_type(
     reader: Reader, value: object, result: object
 ) -> None:
-    read = reader("field", value)
-    assert (read, type(read)) == (result, type(result))
+    value_read = reader("field", value)
+    assert (value_read, type(value_read)) == (result, type(result))
 
 
 @pytest.mark.parametrize(

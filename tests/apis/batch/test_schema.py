@@ -171,8 +171,8 @@ def test_any_json_gives_requests_or_a_refusal(body: dict[str, Any], model: Model
 
     inputs = body["inputs"] if isinstance(body["inputs"], list) else [body["inputs"]]
     assert [request.prompt for request in parsed.requests] == inputs
-    wanted = OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON
-    assert parsed.format.output_format is wanted
+    output_format = OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON
+    assert parsed.format.output_format is output_format
 
 
 def test_an_adapter_is_for_all_inputs_or_each_has_its_own() -> None:

@@ -24,10 +24,13 @@ def parse(**fields: object) -> Parsed[Any]:
 
 
 def test_each_input_is_a_request_of_its_own() -> None:
-    assert [one.prompt for one in parse(input="a").requests] == ["a"]
-    assert [one.prompt for one in parse(input=["a", "b"]).requests] == ["a", "b"]
-    assert [one.prompt_token_ids for one in parse(input=[1, 2]).requests] == [(1, 2)]
-    assert [one.prompt_token_ids for one in parse(input=[[1, 2], [3]]).requests] == [(1, 2), (3,)]
+    assert [request.prompt for request in parse(input="a").requests] == ["a"]
+    assert [request.prompt for request in parse(input=["a", "b"]).requests] == ["a", "b"]
+    assert [request.prompt_token_ids for request in parse(input=[1, 2]).requests] == [(1, 2)]
+    assert [request.prompt_token_ids for request in parse(input=[[1, 2], [3]]).requests] == [
+        (1, 2),
+        (3,),
+    ]
     assert parse(input=["a"] * MAX_INPUTS).num_places == MAX_INPUTS
 
 

@@ -133,10 +133,10 @@ def test_nothing_is_told_of_values_that_the_client_did_not_send() -> None:
         {"num_beams": 2},
         {"top_k": 7},
     ):
-        told = {
+        told_defaults = {
             line.partition(":")[0].removeprefix("parameters.") for line in parse(parameters).ignored
         }
-        assert told <= set(parameters)
+        assert told_defaults <= set(parameters)
 
 
 def test_a_search_is_not_sampled() -> None:
@@ -178,8 +178,8 @@ def test_stop_is_a_list_and_a_boolean_stops_nothing() -> None:
 
 
 def test_a_batch_of_inputs_has_the_same_defaults() -> None:
-    for parameters, wanted in CASES:
-        assert parse(parameters, DYNAMIC_BATCH).request.sampling == wanted
+    for parameters, expected in CASES:
+        assert parse(parameters, DYNAMIC_BATCH).request.sampling == expected
 
 
 BODIES: list[tuple[str, dict[str, Any]]] = [

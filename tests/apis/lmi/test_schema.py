@@ -32,9 +32,9 @@ def _request(parameters: dict[str, Any], **others: Any) -> GenerationRequest:
 def _fields(parsed: Parsed[lmi.LmiFormat]) -> dict[str, Any]:
     """The fields of the request and of the format of its answer."""
     return {
-        field.name: getattr(each, field.name)
-        for each in (parsed.request, parsed.format)
-        for field in fields(each)
+        field.name: getattr(part, field.name)
+        for part in (parsed.request, parsed.format)
+        for field in fields(part)
     }
 
 
@@ -96,7 +96,8 @@ EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "guided_grammar": ("g", {"guided_decoding": GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "g")}),
 }
-WRONG: dict[str, list[Any]] = {  # beside those of every API
+# Beside those of every API
+WRONG: dict[str, list[Any]] = {
     "max_new_tokens": ["30", 0],
     "min_length": [31],
     "min_tokens": [31],

@@ -32,12 +32,12 @@ def chat(*parts: object, role: str = "user") -> Chat:
         json.dumps(body).encode(), None, ModelConfig(path="demo", name="demo")
     )
     parsed = chat_schema.parse(message)
-    found = parsed.request.chat
-    assert found is not None
+    request_chat = parsed.request.chat
+    assert request_chat is not None
     assert parsed.format.field_names == {
-        f"images[{n}]": image.place for n, image in enumerate(found.images)
+        f"images[{n}]": image.place for n, image in enumerate(request_chat.images)
     }
-    return found
+    return request_chat
 
 
 @pytest.mark.parametrize("role", ["user", "tool"])
@@ -48,9 +48,9 @@ def test_texts_and_images_keep_their_order(role: str) -> None:
         {"type": "input_image", "image_url": url(GIF, "image/gif")},
     ]
     images = Image(PNG, PLACE, "image_url"), Image(GIF, "messages[0].content[3]", "input_image")
-    found = chat(*parts, role=role)
-    assert found.messages[0]["content"] == ["a", images[0], "b", images[1]]
-    assert found.images == list(images)
+    request_chat = chat(*parts, role=role)
+    assert request_chat.messages[0]["content"] == ["a", images[0], "b", images[1]]
+    assert request_chat.images == list(images)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_only_a_user_and_a_tool_show_images(role: str) -> None:
 def test_an_image_of_megabytes_is_no_heap_of_small_values(part: str) -> None:
     file = PNG + bytes(3 << 20)
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(file).decode()}
-    shown = {"image_url": {"url": url(file)}, "input_image": url(file), "image": source}[part]
+    picture = {"image_url": {"url": url(file)}, "input_image": url(file), "image": source}[part]
     assert (
-        chat({"type": part, "source" if part == "image" else "image_url": shown}).images[0].data
+        chat({"type": part, "source" if part == "image" else "image_url": picture}).images[0].data
         == file
     )

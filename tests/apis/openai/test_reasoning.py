@@ -49,9 +49,9 @@ def split(prompt: str, pieces: list[str]) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_is_parted_whole_and_by_single_characters(name: str) -> None:
-    prompt, answer, thought, said = ANSWERS[name]
-    assert split(prompt, [answer]) == (thought, said)
-    assert split(prompt, list(answer)) == (thought, said)
+    prompt, answer, thought, text = ANSWERS[name]
+    assert split(prompt, [answer]) == (thought, text)
+    assert split(prompt, list(answer)) == (thought, text)
 
 
 @pytest.mark.parametrize("form", THOUGHT_MARKS)
@@ -61,8 +61,9 @@ def test_each_form_has_its_own_marks(form: str) -> None:
         Thought("a <b>"),
         Text("c"),
     ]
-    others = {"openai", "none"}  # of the former is tests/apis/openai/test_harmony.py
-    assert set(THOUGHT_MARKS) == set(REASONING_FORMS) - others
+    # Of the former is tests/apis/openai/test_harmony.py
+    special_forms = {"openai", "none"}
+    assert set(THOUGHT_MARKS) == set(REASONING_FORMS) - special_forms
 
 
 @given(

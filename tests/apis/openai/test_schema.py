@@ -218,8 +218,8 @@ def test_what_the_options_of_a_stream_do_not_know_is_told(
 
 
 def test_a_named_function_may_be_its_bare_name_as_at_tgi() -> None:
-    bare, named = (chat(tools=[TOOL], tool_choice=choice) for choice in ("f", NAMED))
-    assert (bare.request, bare.format.function) == (named.request, "f")
+    bare, with_name = (chat(tools=[TOOL], tool_choice=choice) for choice in ("f", NAMED))
+    assert (bare.request, bare.format.function) == (with_name.request, "f")
     with pytest.raises(
         InvalidRequest, match="auto, none, required or the name of one of tools, given 'g'"
     ):
@@ -237,8 +237,8 @@ def test_a_function_may_have_the_name_of_a_mode() -> None:
 
 
 def test_a_required_call_guides_the_answer_by_a_list_of_calls() -> None:
-    wanted = {"x": {"$ref": "#/$defs/X"}}
-    referring = {"type": "object", "properties": wanted, "$defs": {"X": {"type": "null"}}}
+    properties = {"x": {"$ref": "#/$defs/X"}}
+    referring = {"type": "object", "properties": properties, "$defs": {"X": {"type": "null"}}}
     tools = [TOOL, {"type": "function", "function": {"name": "g", "parameters": referring}}]
     parsed = chat(tools=tools, tool_choice="required", parallel_tool_calls=False)
     schema = schema_of(parsed.request.guided_decoding)
@@ -251,7 +251,7 @@ def test_a_required_call_guides_the_answer_by_a_list_of_calls() -> None:
         "name": {"type": "string", "enum": ["f"]},
         "arguments": PARAMETERS,
     }
-    assert second["properties"]["arguments"] == {"type": "object", "properties": wanted}
+    assert second["properties"]["arguments"] == {"type": "object", "properties": properties}
     assert parsed.format.is_forced and parsed.format.function is None
 
 
@@ -385,9 +385,9 @@ def test_without_a_search_its_fields_have_no_effect() -> None:
 
 
 def test_a_lower_priority_is_more_urgent_and_neighbours_differ_in_float32() -> None:
-    given = [chat(priority=rank).request.priority for rank in (-7, -1, 0, 1, 7)]
-    assert given == sorted(given, reverse=True)
-    assert len({struct.pack("f", priority) for priority in given}) == 5
+    priorities = [chat(priority=rank).request.priority for rank in (-7, -1, 0, 1, 7)]
+    assert priorities == sorted(priorities, reverse=True)
+    assert len({struct.pack("f", priority) for priority in priorities}) == 5
 
 
 REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [

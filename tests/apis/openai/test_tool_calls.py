@@ -342,10 +342,11 @@ def test_an_answer_has_the_same_parts_whole_and_by_single_characters(name: str) 
 
 
 def test_each_form_of_the_option_has_a_parser_and_an_example() -> None:
-    others = {"text", "none", "openai"}  # of the latter is tests/apis/openai/test_harmony.py
+    # Of the latter is tests/apis/openai/test_harmony.py
+    special_forms = {"text", "none", "openai"}
     assert (
         set(PARSERS)
-        == set(TOOL_CALL_FORMS) - others
+        == set(TOOL_CALL_FORMS) - special_forms
         == {parser for parser, _, _ in ANSWERS.values()}
     )
 

@@ -35,9 +35,9 @@ def parse(model: ModelConfig = MODEL, /, **fields: Any) -> Parsed[Any]:
 
 
 def chat(**fields: Any) -> Chat:
-    asked = parse(**fields).request.chat
-    assert asked is not None
-    return asked
+    request_chat = parse(**fields).request.chat
+    assert request_chat is not None
+    return request_chat
 
 
 def test_the_least_response_takes_the_room_that_is_left() -> None:
@@ -63,10 +63,10 @@ def test_what_agents_send_beside_is_no_cause_of_a_warning() -> None:
 
 
 def test_instructions_and_developers_speak_as_the_system() -> None:
-    told = chat(
+    messages = chat(
         instructions="Be brief.", input=[{"role": "developer", "content": "Be kind."}, USER]
     ).messages
-    assert told == [{"role": "system", "content": "Be brief.\nBe kind."}, USER]
+    assert messages == [{"role": "system", "content": "Be brief.\nBe kind."}, USER]
 
 
 def test_items_of_one_turn_are_one_message_of_the_assistant() -> None:
@@ -75,22 +75,22 @@ def test_items_of_one_turn_are_one_message_of_the_assistant() -> None:
         "summary": [],
         "content": [{"type": "reasoning_text", "text": "hm"}],
     }
-    said = {
+    message = {
         "type": "message",
         "role": "assistant",
         "content": [{"type": "output_text", "text": "I look."}],
     }
     second = CALL | {"call_id": "call_2"}
     result = RESULT | {"call_id": "call_2", "output": [{"type": "input_text", "text": "b"}]}
-    told = chat(input=[USER, thought, said, CALL, second, RESULT, result]).messages
+    messages = chat(input=[USER, thought, message, CALL, second, RESULT, result]).messages
 
-    assert told[1] == {
+    assert messages[1] == {
         "role": "assistant",
         "content": "I look.",
         "reasoning_content": "hm",
         "tool_calls": [TOLD_CALL, TOLD_CALL | {"id": "call_2"}],
     }
-    assert told[2:] == [
+    assert messages[2:] == [
         {"role": "tool", "content": "12 °C", "tool_call_id": "call_1"},
         {"role": "tool", "content": "b", "tool_call_id": "call_2"},
     ]
@@ -98,8 +98,11 @@ def test_items_of_one_turn_are_one_message_of_the_assistant() -> None:
 
 def test_thoughts_that_only_another_server_can_read_have_no_effect() -> None:
     hidden = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
-    told = chat(input=[USER, hidden, {"role": "assistant", "content": "Hello"}, USER]).messages
-    assert [(message["role"], message["content"]) for message in told][1] == ("assistant", "Hello")
+    messages = chat(input=[USER, hidden, {"role": "assistant", "content": "Hello"}, USER]).messages
+    assert [(message["role"], message["content"]) for message in messages][1] == (
+        "assistant",
+        "Hello",
+    )
 
 
 def test_tools_reach_the_template_in_the_form_that_templates_expect() -> None:

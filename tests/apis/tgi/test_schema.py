@@ -34,9 +34,9 @@ def _parse(
 def _fields(parsed: Parsed[tgi.TgiFormat]) -> dict[str, Any]:
     """The fields of the request and of the format of its answer."""
     return {
-        field.name: getattr(each, field.name)
-        for each in (parsed.request, parsed.format)
-        for field in fields(each)
+        field.name: getattr(part, field.name)
+        for part in (parsed.request, parsed.format)
+        for field in fields(part)
     }
 
 

@@ -89,7 +89,8 @@ OFF: list[tuple[str, Any]] = [
     ("length_penalty", 2.0),
     ("anything", "else"),
 ]
-WRONG: dict[str, list[Any]] = {  # beside null and those of every API
+# Beside null and those of every API
+WRONG: dict[str, list[Any]] = {
     "text_input": ["", 5, True, {"a": 1}, ["a", "b"], [], [5]],
     "max_tokens": [0, [1, 2], "true"],
     "stream": ["yes", 1, []],
@@ -105,9 +106,9 @@ WRONG: dict[str, list[Any]] = {  # beside null and those of every API
 
 def test_the_tables_of_this_file_hold_every_input() -> None:
     assert {name for name in inputs.MEANINGS if field_of(name) not in EVERYWHERE} <= set(WRONG)
-    others = {"text_input", "guided_decoding_guide_type", "guided_decoding_guide"}
-    others |= {"beam_width", "use_beam_search", "early_stopping"}
-    assert set(GIVEN) | others == set(inputs.MEANINGS)
+    handled_fields = {"text_input", "guided_decoding_guide_type", "guided_decoding_guide"}
+    handled_fields |= {"beam_width", "use_beam_search", "early_stopping"}
+    assert set(GIVEN) | handled_fields == set(inputs.MEANINGS)
     names = [*inputs.INPUTS, *inputs.REFUSED, *inputs.WITHOUT_EFFECT, inputs.PACKED]
     assert len(names) == len(set(names))
 
@@ -125,10 +126,10 @@ def test_a_prompt_alone_is_thirty_tokens_greedy() -> None:
 
 @pytest.mark.parametrize(("name", "value"), OFF)
 def test_a_value_that_asks_for_nothing_is_as_if_left_out(name: str, value: Any) -> None:
-    for others in ({}, {"temperature": 0.5, "seed": 1}):
-        if name not in others:
-            assert _request({name: value} | others) == _request(others)
-            assert _request({"parameters": {name: value}} | others, S) == _request(others, S)
+    for further in ({}, {"temperature": 0.5, "seed": 1}):
+        if name not in further:
+            assert _request({name: value} | further) == _request(further)
+            assert _request({"parameters": {name: value}} | further, S) == _request(further, S)
 
 
 def test_flags_ask_for_keys_of_the_answer_and_for_log_probs_where_a_key_needs_them() -> None:
@@ -145,8 +146,8 @@ def test_flags_ask_for_keys_of_the_answer_and_for_log_probs_where_a_key_needs_th
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_name_means_the_same_in_every_place_and_in_an_array(name: str) -> None:
     value = GIVEN[name]
-    others = {} if name == "temperature" else {"temperature": 0.7}
-    expected = _parse({name: value, **others})
+    further = {} if name == "temperature" else {"temperature": 0.7}
+    expected = _parse({name: value, **further})
     array = value if isinstance(value, list) else [value]
     for fields in (
         {name: array},
@@ -156,21 +157,21 @@ def test_a_name_means_the_same_in_every_place_and_in_an_array(name: str) -> None
         {"parameters": {"sampling_parameters": [json.dumps({name: value})]}},
         {name: json.dumps(value)} if not isinstance(value, list | str) else {name: value},
     ):
-        parsed = _parse(fields | others)
+        parsed = _parse(fields | further)
         assert (parsed.request, parsed.format) == (expected.request, expected.format)
 
 
 @pytest.mark.parametrize(("twin", "name"), inputs.TWINS.items())
 def test_another_models_name_means_the_same(twin: str, name: str) -> None:
     value = GIVEN[name]
-    others: dict[str, Any] = {} if name == "temperature" else {"temperature": 0.7}
+    further: dict[str, Any] = {} if name == "temperature" else {"temperature": 0.7}
     if name == "length_penalty":
-        others = {"beam_width": 2}
+        further = {"beam_width": 2}
 
     url = S if name == "stream" else J
-    assert _request({twin: value} | others, url) == _request({name: value} | others, url)
+    assert _request({twin: value} | further, url) == _request({name: value} | further, url)
     assert f"input '{name}' already exists in request" in _fault(
-        {twin: value, name: value} | others, url
+        {twin: value, name: value} | further, url
     )
 
 
@@ -179,10 +180,10 @@ def test_another_models_name_means_the_same(twin: str, name: str) -> None:
     [(name, value) for name in inputs.MEANINGS for value in (None, *WRONG.get(name, []))],
 )
 def test_a_wrong_type_or_range_is_refused_with_the_name(name: str, value: Any) -> None:
-    others = {"temperature": 1} if name != "temperature" else {}
+    further = {"temperature": 1} if name != "temperature" else {}
     for fields in ({name: value}, {"parameters": {name: value}}):
         body = json.dumps(
-            ({"text_input": "hi"} if name != "text_input" else {}) | others | fields
+            ({"text_input": "hi"} if name != "text_input" else {}) | further | fields
         ).encode()
         for url in (J, S):
             with pytest.raises(InvalidRequest, match=rf"input '{name}'") as caught:
@@ -365,10 +366,10 @@ def test_a_guide_reaches_the_engine() -> None:
             GuidedDecodingParams(GuideType.EBNF_GRAMMAR, 'root ::= "a"'),
         ),
     ):
-        given = {"guided_decoding_guide_type": kind} | (
+        fields = {"guided_decoding_guide_type": kind} | (
             {} if guide is None else {"guided_decoding_guide": [guide]}
         )
-        assert _request(given).guided_decoding == result
+        assert _request(fields).guided_decoding == result
 
 
 def test_what_litellm_and_the_load_generators_send_is_understood() -> None:

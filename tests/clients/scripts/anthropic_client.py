@@ -85,7 +85,7 @@ def loop() -> list[int]:
 
 
 def refusals() -> list[str]:
-    found = []
+    messages = []
     image = {
         "type": "image",
         "source": {"type": "base64", "media_type": "image/png", "data": "AA=="},
@@ -97,9 +97,9 @@ def refusals() -> list[str]:
         try:
             client.messages.create(**{**asked, **more})
         except kind as error:
-            found.append(f"{error.type}: {error.api_message}")
+            messages.append(f"{error.type}: {error.api_message}")
 
-    return found
+    return messages
 
 
 print(json.dumps({"text": text(), "tools": tools(), "loop": loop(), "refusals": refusals()}))

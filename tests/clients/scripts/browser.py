@@ -19,9 +19,11 @@ REBOUND = "rebound.example"
 ARGUMENTS = [
     "--no-sandbox",
     f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1",
-    "--disable-features=LocalNetworkAccessChecks",  # newer browsers ask their user first
+    # Newer browsers ask their user first
+    "--disable-features=LocalNetworkAccessChecks",
 ]
-said: list[str] = []  # on the console, and by scripts that fail
+# On the console, and by scripts that fail
+said: list[str] = []
 asked_elsewhere: list[str] = []  # addresses
 
 
@@ -48,7 +50,7 @@ def faults(page: Page) -> list[str]:
     """What axe finds grave at each width, in the light and in the dark, and each width at which it
     scrolls sideways.
     """
-    found = []
+    faults_found = []
     page.evaluate(AXE)
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 800})
@@ -56,20 +58,23 @@ def faults(page: Page) -> list[str]:
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             violations = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
             grave = [
-                each["help"] for each in violations if each["impact"] in ("serious", "critical")
+                violation["help"]
+                for violation in violations
+                if violation["impact"] in ("serious", "critical")
             ]
-            found += [f"{scheme} at {width}: {help}" for help in grave]
+            faults_found += [f"{scheme} at {width}: {help}" for help in grave]
 
         if page.evaluate("document.documentElement.scrollWidth") > width:
-            found.append(f"scrolls at {width}")
+            faults_found.append(f"scrolls at {width}")
 
-    return found
+    return faults_found
 
 
 def answer_to(page: Page, text: str) -> str:
     page.fill("#said", text)
     page.press("#said", "Enter" if page.is_checked("[value=chat]") else "Control+Enter")
-    page.locator("#send").wait_for(state="visible")  # hidden while the answer comes
+    # Hidden while the answer comes
+    page.locator("#send").wait_for(state="visible")
     return page.locator(".turn.assistant .said").last.inner_text()
 
 
@@ -77,33 +82,33 @@ def chat(context: BrowserContext) -> dict[str, Any]:
     page = opened(context, URL)  # the root
     page.fill("[name=temperature]", "0")
     page.fill("[name=max_tokens]", "8")
-    found: dict[str, Any] = {"plain": answer_to(page, "Hello")}
+    results: dict[str, Any] = {"plain": answer_to(page, "Hello")}
     page.click("#clear")
     page.check("#logprobs")
-    found["marked"] = answer_to(page, "Hello")
-    found["status"] = page.inner_text("#status")
+    results["marked"] = answer_to(page, "Hello")
+    results["status"] = page.inner_text("#status")
     page.focus(".tokens")
     page.keyboard.press("ArrowRight")
-    found["by_keyboard"] = page.locator("#alternatives div").all_inner_texts()
+    results["by_keyboard"] = page.locator("#alternatives div").all_inner_texts()
     page.keyboard.press("Escape")
-    found["after_escape"] = page.locator("#alternatives div").count()
+    results["after_escape"] = page.locator("#alternatives div").count()
     page.locator(".tokens span").nth(1).hover()
-    found["by_pointer"] = page.locator("#alternatives div").all_inner_texts()
+    results["by_pointer"] = page.locator("#alternatives div").all_inner_texts()
     page.fill("[name=temperature]", "3")
     page.fill("#said", "too hot")
     page.press("#said", "Enter")
-    found["turns_after_a_value_out_of_bounds"] = page.locator(".turn").count()
+    results["turns_after_a_value_out_of_bounds"] = page.locator(".turn").count()
     page.fill("[name=temperature]", "0")
     page.fill("#said", "")
     page.click("#code summary")
-    found["code"] = {}
+    results["code"] = {}
     for language in ("curl", "python", "boto3"):
         page.check(f"[value={language}]", force=True)
         page.click("#copy")
-        found["code"][language] = page.evaluate("navigator.clipboard.readText()")
+        results["code"][language] = page.evaluate("navigator.clipboard.readText()")
 
-    found["faults"] = faults(page)
-    return found
+    results["faults"] = faults(page)
+    return results
 
 
 END_OF_TALK = """() => {
@@ -131,7 +136,7 @@ def following(context: BrowserContext) -> dict[str, Any]:
     page = opened(context, URL)
     page.fill("[name=temperature]", "0")
     page.fill("[name=max_tokens]", "250")
-    found: dict[str, Any] = {"ends": [], "scrolled_up_by": []}
+    results: dict[str, Any] = {"ends": [], "scrolled_up_by": []}
 
     for width, height in ((1280, 800), (390, 844)):
         page.set_viewport_size({"width": width, "height": height})
@@ -139,20 +144,20 @@ def following(context: BrowserContext) -> dict[str, Any]:
         page.fill("#more", '{"ignore_eos": true}')
         for question in ("Hello", "And then?"):
             answer_to(page, question)
-            found["ends"].append(page.evaluate(END_OF_TALK))
+            results["ends"].append(page.evaluate(END_OF_TALK))
 
         # a reader who scrolls up while an answer comes stays there
         page.evaluate(SCROLL_UP_AT_THE_FIRST_TOKEN)
         answer_to(page, "More")
-        found["scrolled_up_by"].append(page.evaluate(END_OF_TALK)["hidden"])
+        results["scrolled_up_by"].append(page.evaluate(END_OF_TALK)["hidden"])
 
         page.fill("#more", '{"top_p": 7}')
         answer_to(page, "refused")
-        found.setdefault("refusals", []).append(page.inner_text("#status"))
-        found["ends"].append(page.evaluate(END_OF_TALK))
+        results.setdefault("refusals", []).append(page.inner_text("#status"))
+        results["ends"].append(page.evaluate(END_OF_TALK))
 
     page.set_viewport_size({"width": 1200, "height": 800})
-    return found
+    return results
 
 
 def completion(context: BrowserContext) -> dict[str, Any]:
@@ -161,19 +166,19 @@ def completion(context: BrowserContext) -> dict[str, Any]:
     page.fill("#key", KEY)
     page.press("#key", "Enter")
     page.locator("#no-chat").wait_for(state="visible")
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "can_chat": page.is_enabled("[value=chat]"),
         "is_chosen": page.is_checked("[value=completion]"),
     }
-    found["answer"] = answer_to(page, "say hello")
+    results["answer"] = answer_to(page, "say hello")
     page.fill("#said", "hang abc")
     page.press("#said", "Control+Enter")
     page.locator(".turn.assistant .said", has_text="abc").wait_for()
     page.click("#stop")
     page.locator("#send").wait_for(state="visible")
-    found["stopped"] = page.inner_text("#status")
-    found["kept"] = page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
-    return found
+    results["stopped"] = page.inner_text("#status")
+    results["kept"] = page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
+    return results
 
 
 def docs(context: BrowserContext) -> dict[str, Any]:
@@ -210,9 +215,8 @@ def foreign(context: BrowserContext) -> dict[str, Any]:
     )
     page.goto("http://evil.example/")
     body = json.dumps({"prompt": "Hello", "max_tokens": 4})
-    with page.expect_response(
-        f"{URL}/v1/completions"
-    ) as simple:  # a browser asks nothing before it sends this
+    # A browser asks nothing before it sends this
+    with page.expect_response(f"{URL}/v1/completions") as simple:
         page.evaluate(
             "([url, body]) => fetch(url, {method: 'POST', mode: 'no-cors', body})",
             [f"{URL}/v1/completions", body],

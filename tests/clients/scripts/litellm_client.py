@@ -17,7 +17,8 @@ PLACES = {
 
 def ask(place: str, **more: object):
     if place == "openai":
-        more["temperature"] = 0  # the default of the other APIs
+        # The default of the other APIs
+        more["temperature"] = 0
 
     return litellm.completion(
         messages=MESSAGES, max_tokens=8, num_retries=0, **PLACES[place], **more
@@ -40,7 +41,8 @@ def error_of_a_long_prompt() -> str:
 
 
 found = {place: {"plain": ask(place).choices[0].message.content} for place in PLACES}
-for place in ("triton", "openai"):  # SageMaker frames streams in its own way
+# SageMaker frames streams in its own way
+for place in ("triton", "openai"):
     found[place]["streamed"] = streamed(place)
 found["too_long"] = error_of_a_long_prompt()
 print(json.dumps(found))

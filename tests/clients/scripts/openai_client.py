@@ -41,10 +41,12 @@ def completions() -> dict:
 
 
 def chat() -> dict:
-    asked = {"model": model, "messages": MESSAGES, "max_completion_tokens": 8, "temperature": 0}
-    whole = client.chat.completions.create(**asked)
+    arguments = {"model": model, "messages": MESSAGES, "max_completion_tokens": 8, "temperature": 0}
+    whole = client.chat.completions.create(**arguments)
     chunks = list(
-        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        client.chat.completions.create(
+            **arguments, stream=True, stream_options={"include_usage": True}
+        )
     )
     return {
         "whole": whole.choices[0].message.content,
@@ -57,9 +59,9 @@ def chat() -> dict:
 
 
 def responses() -> dict:
-    asked = {"model": model, "input": "Hello", "max_output_tokens": 8, "temperature": 0}
-    whole = client.responses.create(**asked)
-    with client.responses.stream(**asked) as stream:
+    arguments = {"model": model, "input": "Hello", "max_output_tokens": 8, "temperature": 0}
+    whole = client.responses.create(**arguments)
+    with client.responses.stream(**arguments) as stream:
         events = list(stream)
 
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
@@ -75,8 +77,11 @@ def responses() -> dict:
 
 def response_tools() -> dict:
     conversation = [{"role": "user", "content": "Hello"}]
-    asked = {"model": model, "max_output_tokens": 40, "temperature": 0, "tools": [WEATHER]}
-    forced = asked | {"input": conversation, "tool_choice": {"type": "function", "name": "weather"}}
+    arguments = {"model": model, "max_output_tokens": 40, "temperature": 0, "tools": [WEATHER]}
+    forced = arguments | {
+        "input": conversation,
+        "tool_choice": {"type": "function", "name": "weather"},
+    }
     called = client.responses.create(**forced)
     with client.responses.stream(**forced) as stream:
         streamed = stream.get_final_response()
@@ -84,7 +89,7 @@ def response_tools() -> dict:
     [call] = called.output
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "12 degrees"}
     last = client.responses.create(
-        **asked, input=[*conversation, *called.output, result], tool_choice="none"
+        **arguments, input=[*conversation, *called.output, result], tool_choice="none"
     )
     form = {"format": {"type": "json_schema", "name": "city", "schema": CITY}}
     in_its_form = client.responses.create(model=model, input="Hello", temperature=0, text=form)
@@ -102,36 +107,38 @@ def fields_of_vllm() -> dict:
         "add_generation_prompt": False,
         "return_token_ids": True,
     }
-    asked = {"model": model, "messages": begun, "max_completion_tokens": 8, "temperature": 0}
-    whole = client.chat.completions.create(**asked, extra_body=body | {"prompt_logprobs": 1})
-    chunks = list(client.chat.completions.create(**asked, extra_body=body, stream=True))
+    arguments = {"model": model, "messages": begun, "max_completion_tokens": 8, "temperature": 0}
+    whole = client.chat.completions.create(**arguments, extra_body=body | {"prompt_logprobs": 1})
+    chunks = list(client.chat.completions.create(**arguments, extra_body=body, stream=True))
     return {
         "prompt_ids": [whole.prompt_token_ids, chunks[0].prompt_token_ids],
         "num_scored": len(whole.prompt_logprobs),
         "ids": whole.choices[0].token_ids,
         "streamed_ids": [
-            each for chunk in chunks for each in getattr(chunk.choices[0], "token_ids", None) or []
+            token_id
+            for chunk in chunks
+            for token_id in getattr(chunk.choices[0], "token_ids", None) or []
         ],
     }
 
 
 def refusals() -> list[str]:
-    found = []
-    for asked, kind in (
+    messages = []
+    for fields, kind in (
         ({"max_tokens": -1}, BadRequestError),
         ({"model": "nobody"}, NotFoundError),
     ):
         try:
-            client.chat.completions.create(**{"model": model, "messages": MESSAGES, **asked})
+            client.chat.completions.create(**{"model": model, "messages": MESSAGES, **fields})
         except kind as error:
-            found.append(error.body["message"])
+            messages.append(error.body["message"])
 
     try:
         client.responses.create(model=model, input="Hello", previous_response_id="resp_1")
     except BadRequestError as error:
-        found.append(error.body["message"])
+        messages.append(error.body["message"])
 
-    return found
+    return messages
 
 
 print(

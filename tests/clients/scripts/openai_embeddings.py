@@ -13,12 +13,12 @@ client = OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0)
 def embed(given, **more) -> list:
     """The client asks for base64 unless it is told another form."""
     answer = client.embeddings.create(model=model, input=given, **more)
-    assert [each.index for each in answer.data] == list(range(len(answer.data)))
-    return [each.embedding for each in answer.data]
+    assert [embedding.index for embedding in answer.data] == list(range(len(answer.data)))
+    return [embedding.embedding for embedding in answer.data]
 
 
 def refusals() -> list[str]:
-    found = []
+    messages = []
     for ask in (
         lambda: client.chat.completions.create(
             model=model, messages=[{"role": "user", "content": "Hello"}]
@@ -29,9 +29,9 @@ def refusals() -> list[str]:
         try:
             ask()
         except BadRequestError as error:
-            found.append(error.body["message"])
+            messages.append(error.body["message"])
 
-    return found
+    return messages
 
 
 print(

@@ -12,9 +12,8 @@ client = Client(sys.argv[1])
 
 def refusal() -> str:
     try:
-        client.generate(
-            PROMPT, max_new_tokens=4, best_of=2
-        )  # the server refuses it: the request is greedy
+        # The server refuses it: the request is greedy
+        client.generate(PROMPT, max_new_tokens=4, best_of=2)
     except ValidationError as error:
         return str(error)
 

@@ -24,7 +24,8 @@ from lmi.executor import (
 )
 from tests.beam_reference import Comparison, Found, transformers_beams
 
-VOCAB_SIZE = 24  # so small that end ids come often
+# So small that end ids come often
+VOCAB_SIZE = 24
 NUM_CASES = 200
 
 
@@ -90,8 +91,8 @@ def test_sequences_and_scores_are_those_of_transformers(record_property: Any) ->
         search = search_with(request)
         best = search.best(request.sampling_config.num_return_sequences)
         scores = [beam.score(search.length_penalty) for beam in best]
-        found = Found([beam.token_ids for beam in best], scores)
-        comparison.check(f"case {case}", found, transformers_beams(model(), request))
+        beams_found = Found([beam.token_ids for beam in best], scores)
+        comparison.check(f"case {case}", beams_found, transformers_beams(model(), request))
 
     record_property("ties", comparison.ties)
     assert (
@@ -219,7 +220,7 @@ def test_after_a_restart_only_what_is_new_is_sent() -> None:
 def test_a_cancelled_search_answers_with_what_was_sent(streaming: bool) -> None:
     sequence = started(2, num_beams=2, streaming=streaming)
     sequence.advance([row(t3=-1.0, t4=-2.0)])
-    sent = [one.get_result().output_token_ids for one in sequence.take_responses()]
+    sent = [response.get_result().output_token_ids for response in sequence.take_responses()]
     sequence.restart()
     sequence.finish(FinishReason.CANCELLED)
     result = result_of(sequence)

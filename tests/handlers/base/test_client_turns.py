@@ -71,7 +71,7 @@ def test_a_first_guide_waits_for_none_of_a_client_who_sent_many(bench: Bench) ->
 
 def test_guides_of_several_clients_begin_in_turns() -> None:
     bench = Bench(1)
-    held = bench.add(HOG, "first")
+    hog_future = bench.add(HOG, "first")
     futures = [
         bench.add(HOG, "a1"),
         bench.add(HOG, "a2"),
@@ -81,7 +81,7 @@ def test_guides_of_several_clients_begin_in_turns() -> None:
     for end in bench.ends.values():
         end.set()
 
-    wait([held, *futures], TIMEOUT_S)
+    wait([hog_future, *futures], TIMEOUT_S)
     assert bench.begun[1:] in (["a1", "b1", "a2", "b2"], ["b1", "a1", "b2", "a2"])
 
     bench.turns.close()
@@ -127,10 +127,10 @@ def test_a_client_has_its_turn_when_it_has_had_the_least_whatever_the_number_of_
     None
 ):
     bench = Bench(1)
-    held = bench.add(HOG, "first", price=100)
+    hog_future = bench.add(HOG, "first", price=100)
     costly = [bench.add(HOG, f"costly {number}", price=100) for number in range(2)]
     cheap = [bench.add(LIGHT, f"cheap {number}", price=1) for number in range(6)]
-    order = bench.order(held, *costly, *cheap)
+    order = bench.order(hog_future, *costly, *cheap)
     assert order[1:] == ["costly 0", *(f"cheap {number}" for number in range(6)), "costly 1"]
 
 
@@ -138,17 +138,17 @@ def test_of_one_client_a_cheap_piece_goes_before_costly_ones_that_have_not_waite
     None
 ):
     bench = Bench(1)
-    held = bench.add(HOG, "first", price=100)
+    hog_future = bench.add(HOG, "first", price=100)
     costly = [bench.add(HOG, f"costly {number}", price=100) for number in range(2)]
     cheap = bench.add(HOG, "cheap", price=1)
-    assert bench.order(held, *costly, cheap)[1:] == ["cheap", "costly 0", "costly 1"]
+    assert bench.order(hog_future, *costly, cheap)[1:] == ["cheap", "costly 0", "costly 1"]
 
 
 def test_a_costly_piece_is_not_overtaken_for_ever() -> None:
     bench = Bench(1)
-    held = bench.add(HOG, "first", price=1)
+    hog_future = bench.add(HOG, "first", price=1)
     costly = bench.add(HOG, "costly", price=3)
-    done = [held]
+    done = [hog_future]
     for number in range(6):
         done.append(bench.add(HOG, f"cheap {number}", price=1))
         bench.ends[bench.begun[-1]].set()
@@ -168,7 +168,7 @@ def test_a_client_who_asked_for_nothing_for_long_has_not_saved_up_turns() -> Non
     bench.ends["early"].set()
     assert bench.add(LIGHT, "early").result(TIMEOUT_S) == "early"
 
-    held = bench.add(HOG, "first", price=100)
+    hog_future = bench.add(HOG, "first", price=100)
     wait_until(lambda: "first" in bench.begun, "the first has begun")
     futures = [
         bench.add(HOG, "a1"),
@@ -177,4 +177,7 @@ def test_a_client_who_asked_for_nothing_for_long_has_not_saved_up_turns() -> Non
         bench.add(LIGHT, "b2"),
     ]
 
-    assert bench.order(held, *futures)[2:] in (["a1", "b1", "a2", "b2"], ["b1", "a1", "b2", "a2"])
+    assert bench.order(hog_future, *futures)[2:] in (
+        ["a1", "b1", "a2", "b2"],
+        ["b1", "a1", "b2", "a2"],
+    )

@@ -14,10 +14,10 @@ from lmi.settings.config import EngineConfig
 
 
 def test_an_executor_takes_both_forms_of_a_configuration() -> None:
-    given = ExecutorConfig(
+    executor_config = ExecutorConfig(
         4, kv_cache_config=KvCacheConfig(enable_block_reuse=False, max_tokens=64)
     )
-    for arguments in ((given, None), (None, given)):
+    for arguments in ((executor_config, None), (None, executor_config)):
         model, settings, options = settled("A library", Path("/m"), *arguments)
         assert (model, settings.max_beam_width, options.max_beam_width) == ("/m", 4, 4)
         assert (options.enable_prefix_caching, options.max_kv_cache_tokens) == (False, 64)

@@ -51,18 +51,18 @@ def replayed(folder: Path, first: int) -> list[tuple[int, int]]:
     """The number of each kept batch from `first` on, and the block that it names."""
     with socket(zmq.DEALER, f"ipc://{folder}/replay") as asking:
         asking.send_multipart([b"", first.to_bytes(8, "big")])
-        found = []
+        events = []
         while (frames := asking.recv_multipart()) != [b"", b"", LAST, b""]:
             _, topic, number, payload = frames
             assert topic == b"kv@pod@model"
-            found.append(
+            events.append(
                 (
                     int.from_bytes(number, "big"),
                     msgspec.msgpack.decode(payload)[1][0]["block_hashes"][0],
                 )
             )
 
-        return found
+        return events
 
 
 def test_a_subscriber_gets_numbered_batches_and_what_it_missed_on_request(tmp_path: Path) -> None:
@@ -72,20 +72,26 @@ def test_a_subscriber_gets_numbered_batches_and_what_it_missed_on_request(tmp_pa
     ):
         subscriber.subscribe(b"kv@")
         published = 0
-        while not subscriber.poll(10):  # it has not joined yet
+        # It has not joined yet
+        while not subscriber.poll(10):
             publishing.publish([BlockRemoved([100 + published], "GPU", 0)])
             published += 1
 
         topic, number, payload = subscriber.recv_multipart()
-        seen = int.from_bytes(number, "big")
+        event_number = int.from_bytes(number, "big")
         timestamp, events, replica = msgspec.msgpack.decode(payload)
 
         assert topic == b"kv@pod@model" and timestamp > 1e9 and replica == 3
         assert events == [
-            {"type": "BlockRemoved", "block_hashes": [100 + seen], "medium": "GPU", "group_idx": 0}
+            {
+                "type": "BlockRemoved",
+                "block_hashes": [100 + event_number],
+                "medium": "GPU",
+                "group_idx": 0,
+            }
         ]
-        assert replayed(tmp_path, 0)[: seen + 1] == [
-            (missed, 100 + missed) for missed in range(seen + 1)
+        assert replayed(tmp_path, 0)[: event_number + 1] == [
+            (missed, 100 + missed) for missed in range(event_number + 1)
         ]
 
 
@@ -124,16 +130,16 @@ def test_without_pyzmq_the_start_says_what_to_install(monkeypatch: pytest.Monkey
 
 def test_each_replica_binds_sockets_of_its_own_and_all_connect_to_one_router() -> None:
     bound = KvEventsConfig(endpoint="tcp://*:5557", replay_endpoint="tcp://*:5657")
-    named = KvEventsConfig(endpoint="ipc:///run/events", replay_endpoint="ipc:///run/replay")
+    kv_config = KvEventsConfig(endpoint="ipc:///run/events", replay_endpoint="ipc:///run/replay")
     router = KvEventsConfig(endpoint="tcp://router:5557")
 
     def endpoints(config: KvEventsConfig) -> tuple[str, str | None]:
-        own = of_replica(config, 2, num_replicas=3)
-        return own.endpoint, own.replay_endpoint
+        replica_config = of_replica(config, 2, num_replicas=3)
+        return replica_config.endpoint, replica_config.replay_endpoint
 
     assert of_replica(bound, 0, num_replicas=3) == bound
     assert endpoints(bound) == ("tcp://*:5559", "tcp://*:5659")
-    assert endpoints(named) == ("ipc:///run/events_dp2", "ipc:///run/replay_dp2")
+    assert endpoints(kv_config) == ("ipc:///run/events_dp2", "ipc:///run/replay_dp2")
     assert endpoints(router) == ("tcp://router:5557", None)
 
     close = KvEventsConfig(endpoint="tcp://*:5557", replay_endpoint="tcp://*:5558")

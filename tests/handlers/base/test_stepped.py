@@ -80,7 +80,7 @@ def test_statistics_and_the_queue_s_limit_count_requests_and_not_their_sequences
         )
         executor.cancel_request(ran)
 
-        assert all(executor.await_responses(one, TIMEOUT_S) for one in waiting)
+        assert all(executor.await_responses(request_id, TIMEOUT_S) for request_id in waiting)
         assert (
             sum(step.num_completed_requests for step in executor.get_latest_iteration_stats()) == 3
         )
@@ -94,8 +94,8 @@ def test_a_request_that_is_over_cannot_be_cancelled_into_a_step() -> None:
         for _ in range(5):
             executor.cancel_request(request_id)
 
-        other = executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1))
-        executor.await_responses(other, TIMEOUT_S)
+        neighbour = executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1))
+        executor.await_responses(neighbour, TIMEOUT_S)
         assert len(executor.get_latest_iteration_stats()) == 1
 
 
@@ -110,16 +110,18 @@ def test_a_request_that_is_cancelled_is_told_to_be_complete_once() -> None:
             lambda: (1, 1) in map(counts, executor.get_latest_iteration_stats()),
             "one runs and one waits",
         )
-        for one in (waited, ran):
-            executor.cancel_request(one)
-            executor.await_responses(one, TIMEOUT_S)
+        for request_id in (waited, ran):
+            executor.cancel_request(request_id)
+            executor.await_responses(request_id, TIMEOUT_S)
 
-        told = [
+        told_stats = [
             stats for step in executor.get_latest_request_stats() for stats in step.request_stats
         ]
 
-    for one in (ran, waited):
-        assert [stats.stage for stats in told if stats.id == one].count("GENERATION_COMPLETE") == 1
+    for request_id in (ran, waited):
+        assert [stats.stage for stats in told_stats if stats.id == request_id].count(
+            "GENERATION_COMPLETE"
+        ) == 1
 
 
 class Stopping(EchoExecutor):
@@ -163,13 +165,17 @@ def test_the_times_of_a_request_are_those_of_its_way() -> None:
     options = {"echo_step_ms": "5", "echo_max_num_sequences": "1"}
     with EchoExecutor(EngineConfig(handler="echo", options=options)) as executor:
         before = time.monotonic()
-        asked = [
+        requests = [
             Request(input_token_ids=(5, 6), max_tokens=4, output_config=TIMED) for _ in range(2)
         ]
-        ids = executor.enqueue_requests(asked)
-        answers = [one for answered in executor.await_responses(ids, TIMEOUT_S) for one in answered]  # type: ignore[union-attr]
+        ids = executor.enqueue_requests(requests)
+        answers = [
+            response
+            for answered in executor.await_responses(ids, TIMEOUT_S)
+            for response in answered
+        ]  # type: ignore[union-attr]
         after = time.monotonic()
-        first, second = (one.result.request_perf_metrics for one in answers)
+        first, second = (response.result.request_perf_metrics for response in answers)
         for times in (first, second):
             way = [
                 times.arrival_time,
@@ -184,11 +190,11 @@ def test_the_times_of_a_request_are_those_of_its_way() -> None:
 
 
 def test_no_request_is_scheduled_before_it_arrives_however_many_clients_ask() -> None:
-    asked = Request(input_token_ids=(5,), max_tokens=2, output_config=TIMED)
+    request = Request(input_token_ids=(5,), max_tokens=2, output_config=TIMED)
     with EchoExecutor(EngineConfig(handler="echo", options={"echo_step_ms": "0"})) as executor:
 
         def ask(_: int) -> bool:
-            [response] = executor.await_responses(executor.enqueue_request(asked), TIMEOUT_S)
+            [response] = executor.await_responses(executor.enqueue_request(request), TIMEOUT_S)
             times = response.result.request_perf_metrics  # type: ignore[union-attr]
             return times.arrival_time <= times.first_scheduled_time
 
@@ -199,15 +205,17 @@ def test_no_request_is_scheduled_before_it_arrives_however_many_clients_ask() ->
 def test_the_times_stand_on_the_last_result_and_only_where_they_are_wanted() -> None:
     with EchoExecutor(EngineConfig(handler="echo", options={"echo_step_ms": "1"})) as executor:
         for output, expected in ((OutputConfig(), [False] * 3), (TIMED, [False, False, True])):
-            asked = Request(
+            request = Request(
                 input_token_ids=(5,), max_tokens=3, streaming=True, output_config=output
             )
-            request_id = executor.enqueue_request(asked)
+            request_id = executor.enqueue_request(request)
             results = list[Any]()
             while len(results) < 3:
-                results += [one.result for one in executor.await_responses(request_id, TIMEOUT_S)]  # type: ignore[union-attr]
+                results += [
+                    response.result for response in executor.await_responses(request_id, TIMEOUT_S)
+                ]  # type: ignore[union-attr]
 
-            assert [one.request_perf_metrics is not None for one in results] == expected
+            assert [response.request_perf_metrics is not None for response in results] == expected
 
 
 def test_a_request_that_never_ran_has_only_the_time_of_its_arrival() -> None:

@@ -82,16 +82,16 @@ class Engine(foreign_engine.Engine):
             return SequenceOutput(work.id, [], end=RuntimeError("a fault"))
 
         top = best_after(tuple(work.token_ids), work.num_top)
-        ids, values = [[one[number] for one in [top[0], *top]] for number in (0, 1)]
+        ids, values = [[entry[number] for entry in [top[0], *top]] for number in (0, 1)]
         work.token_ids.append(top[0][0])
         work.num_left -= 1
         is_row = work.id.count(".") > 1
-        known = LogProbs([[0]] * 2, [[-1.0]] * 2)
+        known_log_probs = LogProbs([[0]] * 2, [[-1.0]] * 2)
         return SequenceOutput(
             work.id,
             [top[0][0]],
             LogProbs([ids], [values]),
-            known,
+            known_log_probs,
             None if work.num_left else FinishReason.LENGTH,
             is_row,
         )
@@ -163,8 +163,8 @@ def beams_of(request: Request, vocab_size: int = VOCAB_SIZE) -> list[Beam]:
         sequence.advance(
             [
                 [
-                    Candidate(one, -math.inf if one in banned else value, value)
-                    for one, value in best_after(ids, vocab_size)
+                    Candidate(token_id, -math.inf if token_id in banned else value, value)
+                    for token_id, value in best_after(ids, vocab_size)
                 ]
                 for ids in tokens
             ]
@@ -176,9 +176,11 @@ def beams_of(request: Request, vocab_size: int = VOCAB_SIZE) -> list[Beam]:
 REQUESTS = [
     ask(),
     ask(2, sampling={"num_return_sequences": 1}),
-    ask(8, max_tokens=5),  # more than the engine runs at once
+    # More than the engine runs at once
+    ask(8, max_tokens=5),
     ask(3, sampling={"length_penalty": 0.3, "early_stopping": 1}, end_ids=tuple(range(0, 400, 80))),
-    ask(2, end_ids=tuple(range(0, 400, 25))),  # many ends among few candidates
+    # Many ends among few candidates
+    ask(2, end_ids=tuple(range(0, 400, 25))),
     ask(3, stop_words=tuple((one,) for one in range(0, 400, 50)), end_id=7),
     ask(3, end_ids=tuple(range(0, 400, 40)), sampling={"min_tokens": 4}),
     ask(3, end_ids=tuple(range(0, 400, 40)), ignore_eos=True),
@@ -191,9 +193,9 @@ def test_the_beams_are_those_of_a_search_that_sees_the_whole_vocabulary(
     executor: Executor, request_: Request
 ) -> None:
     expected = beams_of(request_)
-    found = result(executor, request_)
-    assert found.output_token_ids == [beam.token_ids for beam in expected]
-    assert found.finish_reasons == [beam.finish_reason for beam in expected]
+    answer = result(executor, request_)
+    assert answer.output_token_ids == [beam.token_ids for beam in expected]
+    assert answer.finish_reasons == [beam.finish_reason for beam in expected]
     assert executor.engine.is_empty
 
 
@@ -204,33 +206,35 @@ def test_a_result_has_the_log_probs_that_it_was_asked_for(executor: Executor) ->
         num_prompt_log_probs=0,
         return_perf_metrics=True,
     )
-    found = result(executor, ask(output_config=output))
+    answer = result(executor, ask(output_config=output))
 
     assert (
-        found.log_probs is not None
-        and found.cum_log_probs is not None
-        and found.top_log_probs is not None
+        answer.log_probs is not None
+        and answer.cum_log_probs is not None
+        and answer.top_log_probs is not None
     )
 
     for token_ids, log_probs, total, tops in zip(
-        found.output_token_ids,
-        found.log_probs,
-        found.cum_log_probs,
-        found.top_log_probs,
+        answer.output_token_ids,
+        answer.log_probs,
+        answer.cum_log_probs,
+        answer.top_log_probs,
         strict=True,
     ):
         tokens = PROMPT
         for token_id, log_prob, top in zip(token_ids, log_probs, tops, strict=True):
             assert log_prob == log_probs_after(tokens)[token_id]
-            assert [(one.token_id, one.log_prob) for one in top] == best_after(tokens, 15)
+            assert [(top_token.token_id, top_token.log_prob) for top_token in top] == best_after(
+                tokens, 15
+            )
             tokens += (token_id,)
 
         assert total == pytest.approx(sum(log_probs))
 
-    assert found.prompt_log_probs is not None and len(found.prompt_log_probs) == len(PROMPT)
-    assert found.num_cached_tokens == 1, "what the engine says of the prompt"
+    assert answer.prompt_log_probs is not None and len(answer.prompt_log_probs) == len(PROMPT)
+    assert answer.num_cached_tokens == 1, "what the engine says of the prompt"
 
-    times = found.request_perf_metrics
+    times = answer.request_perf_metrics
     assert (
         times is not None
         and times.first_scheduled_time is not None
@@ -247,10 +251,12 @@ def test_a_result_has_the_log_probs_that_it_was_asked_for(executor: Executor) ->
 def test_each_response_of_a_stream_restates_all_beams(executor: Executor) -> None:
     request_id = executor.enqueue_request(ask(streaming=True))
     results = [response.get_result() for response in finish(executor, request_id)]
-    assert [len(one.output_token_ids[0]) for one in results] == list(range(1, 9))
-    assert [one.is_final for one in results] == [False] * 7 + [True]
+    assert [len(result.output_token_ids[0]) for result in results] == list(range(1, 9))
+    assert [result.is_final for result in results] == [False] * 7 + [True]
     assert results[-1].output_token_ids == [beam.token_ids for beam in beams_of(ask())]
-    assert all(one.sequence_index == 0 and len(one.output_token_ids) == 3 for one in results)
+    assert all(
+        result.sequence_index == 0 and len(result.output_token_ids) == 3 for result in results
+    )
 
 
 def test_statistics_count_a_search_as_one_request_and_its_beams_as_tokens(
@@ -269,10 +275,10 @@ def test_statistics_count_a_search_as_one_request_and_its_beams_as_tokens(
     assert {step.num_queued_requests for step in steps} == {0}
 
     stages = [
-        one.stage
-        for each in executor.get_latest_request_stats()
-        for one in each.request_stats
-        if one.id == wide
+        request_stats.stage
+        for iteration_stats in executor.get_latest_request_stats()
+        for request_stats in iteration_stats.request_stats
+        if request_stats.id == wide
     ]
 
     assert stages == ["GENERATION_IN_PROGRESS"] * 7 + ["GENERATION_COMPLETE"]
@@ -282,12 +288,12 @@ def test_a_search_runs_beside_more_requests_than_the_engine_runs_at_once(
     executor: Executor,
 ) -> None:
     ids = executor.enqueue_requests(
-        [ask(4, (one, 5)) for one in range(6)] + [Request(PROMPT, 8)] * 6
+        [ask(4, (break_id, 5)) for break_id in range(6)] + [Request(PROMPT, 8)] * 6
     )
-    found = [finish(executor, one)[-1].get_result() for one in ids]
+    answers = [finish(executor, break_id)[-1].get_result() for break_id in ids]
     for number in range(6):
         expected = [beam.token_ids for beam in beams_of(ask(4, (number, 5)))]
-        assert found[number].output_token_ids == expected
+        assert answers[number].output_token_ids == expected
 
     assert executor.engine.most_running == MAX_NUM_SEQUENCES
 
@@ -330,9 +336,9 @@ def test_what_the_engine_refuses_or_gives_up_ends_only_that_search(executor: Exe
 def test_a_search_that_waited_when_a_step_raised_starts_again_and_one_that_ran_ends(
     executor: Executor,
 ) -> None:
-    running = [ask(2, (one, BREAK)) for one in range(MAX_NUM_SEQUENCES)]
+    running = [ask(2, (number, BREAK)) for number in range(MAX_NUM_SEQUENCES)]
     *ran, waited = executor.enqueue_requests([*running, ask()])
-    assert {finish(executor, one)[-1].error_msg for one in ran} == {
+    assert {finish(executor, number)[-1].error_msg for number in ran} == {
         "the step failed: the step broke"
     }
     assert finish(executor, waited)[-1].get_result().output_token_ids == [

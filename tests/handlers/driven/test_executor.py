@@ -115,7 +115,9 @@ def test_a_step_that_raises_ends_what_ran_and_what_waited_starts_again(executor:
     running = [ask(1, BREAK)] * MAX_NUM_SEQUENCES
     *ran, waited = executor.enqueue_requests([*running, ask(1, 2)])
     ended = finals(executor, [*ran, waited])
-    assert {ended[one].error_msg for one in ran} == {"the step failed: the step broke"}
+    assert {ended[request_id].error_msg for request_id in ran} == {
+        "the step failed: the step broke"
+    }
     assert ended[waited].result is not None and ended[waited].result.finish_reasons == [
         FinishReason.LENGTH
     ]
@@ -160,22 +162,22 @@ def test_an_adapter_that_is_unloaded_stays_in_the_engine_until_its_last_sequence
     adapted = Request(input_token_ids=(1, 2), max_tokens=20, lora_config=LoraConfig("formal"))
     with Executor(EngineConfig(handler="foreign", options={"enable_lora": "true"})) as executor:
         executor.load_adapter("formal", str(path))
-        ids = executor.enqueue_requests([adapted] * (3 * MAX_NUM_SEQUENCES))  # most of them wait
+        # Most of them wait
+        ids = executor.enqueue_requests([adapted] * (3 * MAX_NUM_SEQUENCES))
         executor.unload_adapter("formal")
         with pytest.raises(UnknownAdapter, match="Adapter formal is not registered"):
             executor.enqueue_request(adapted)
 
         shutil.rmtree(path)
-        executor.load_adapter(
-            "formal", str(write_adapter(path, shift=7))
-        )  # another one of this name
+        # Another one of this name
+        executor.load_adapter("formal", str(write_adapter(path, shift=7)))
         executor.cancel_request(ids[0])
         ended = finals(executor, ids)
 
         assert {
-            one.result.output_token_ids[0][0]
-            for one in (ended[each] for each in ids[1:])
-            if one.result
+            response.result.output_token_ids[0][0]
+            for response in (ended[ended_id] for ended_id in ids[1:])
+            if response.result
         } == {6}
 
         [again] = finals(executor, [executor.enqueue_request(adapted)]).values()

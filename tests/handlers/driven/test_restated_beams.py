@@ -65,11 +65,11 @@ def executor() -> Iterator[Executor]:
 
 
 def ask(**fields: Any) -> Request:
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "sampling_config": SamplingConfig(WIDTH),
         "output_config": OutputConfig(True),
     }
-    return Request(**{"input_token_ids": (1, 2), "max_tokens": 3, **given, **fields})
+    return Request(**{"input_token_ids": (1, 2), "max_tokens": 3, **defaults, **fields})
 
 
 def run(executor: Executor, request: Request) -> list[Response]:
@@ -86,9 +86,9 @@ def run(executor: Executor, request: Request) -> list[Response]:
 def test_a_stream_carries_the_beams_of_each_step_in_place_of_those_before(
     executor: Executor,
 ) -> None:
-    results = [one.get_result() for one in run(executor, ask(streaming=True))]
+    results = [response.get_result() for response in run(executor, ask(streaming=True))]
     assert [result.output_token_ids for result in results] == [
-        [one.token_ids for one in beams] for beams, _ in STEPS
+        [response.token_ids for response in beams] for beams, _ in STEPS
     ]
     assert [result.finish_reasons for result in results[:2]] == [
         [FinishReason.NOT_FINISHED] * WIDTH
@@ -113,5 +113,5 @@ def test_a_rule_that_the_search_by_rows_lacks_is_left_to_the_engine(executor: Ex
 def test_statistics_count_the_tokens_of_the_best_beam(executor: Executor) -> None:
     run(executor, ask())
     stats = executor.get_latest_iteration_stats()
-    assert sum(one.num_context_tokens for one in stats) == 2
-    assert sum(one.num_generation_tokens for one in stats) == 2, "the first comes with the prompt"
+    assert sum(stat.num_context_tokens for stat in stats) == 2
+    assert sum(stat.num_generation_tokens for stat in stats) == 2, "the first comes with the prompt"

@@ -112,9 +112,8 @@ def test_a_process_that_hangs_is_ended_in_time_and_the_next_guide_starts_another
 
 
 def test_a_guide_that_is_late_by_the_clock_ends_by_itself_and_may_be_tried_again() -> None:
-    for _ in range(
-        MAX_TRIES
-    ):  # again if the machine gets so much busier meanwhile that a small guide is late too
+    # Again if the machine gets so much busier meanwhile that a small guide is late too
+    for _ in range(MAX_TRIES):
         limit_s = short_limit_s()
         with compiler_with(TIMEOUT_S, limit_s) as compiler, suppress(Unavailable, TooSlow):
             compiler.compile(regex("a"))
@@ -190,8 +189,8 @@ def test_all_compilations_together_take_an_eighth_of_the_memory_at_most() -> Non
 
 def test_the_process_imports_neither_torch_nor_numpy() -> None:
     heavy = ("torch", "numpy", "tokenizers")
-    ours = "handlers.guides.process, handlers.guides.text"
-    code = f"import sys, {ours}; print([one for one in {heavy} if one in sys.modules])"
+    our_modules = "handlers.guides.process, handlers.guides.text"
+    code = f"import sys, {our_modules}; print([one for one in {heavy} if one in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
 

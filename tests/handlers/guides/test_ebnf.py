@@ -130,12 +130,12 @@ def random_part(choice: random.Random, level: int, names: list[str]) -> str:
     if kind < 0.4:
         return choice.choice(names)
 
-    one = random_part(choice, level - 1, names)
-    other = random_part(choice, level - 1, names)
+    part = random_part(choice, level - 1, names)
+    further_part = random_part(choice, level - 1, names)
     if kind < 0.6:
-        return f"({one}){choice.choice(['*', '+', '?', '{1,2}', '{2}', '{0,3}'])}"
+        return f"({part}){choice.choice(['*', '+', '?', '{1,2}', '{2}', '{0,3}'])}"
 
-    return f"{one} {other}" if kind < 0.8 else f"({one} | {other})"
+    return f"{part} {further_part}" if kind < 0.8 else f"({part} | {further_part})"
 
 
 def random_grammar(choice: random.Random) -> str:
@@ -148,11 +148,11 @@ def ends_of(rules: dict[str, Node], text: str) -> set[int]:
     """Where a text that the grammar writes may end in `text`, by the definition of each part, until
     nothing is new.
     """
-    found: dict[tuple[int, int], set[int]] = {}
+    ends_found: dict[tuple[int, int], set[int]] = {}
 
     def ends(node: Node, start: int) -> set[int]:
         node = rules[node.name] if isinstance(node, Ref) else node
-        return found.setdefault((id(node), start), set())
+        return ends_found.setdefault((id(node), start), set())
 
     def after(node: Node, starts: set[int]) -> set[int]:
         return {end for start in starts for end in ends(node, start)}
@@ -185,7 +185,7 @@ def ends_of(rules: dict[str, Node], text: str) -> set[int]:
     def parts(node: Node) -> list[Node]:
         inner = [node.part] if isinstance(node, Repeat) else getattr(node, "parts", ())
         return [
-            *(one for part in inner for one in parts(part)),
+            *(inner_part for part in inner for inner_part in parts(part)),
             *([] if isinstance(node, Ref) else [node]),
         ]
 
@@ -194,9 +194,9 @@ def ends_of(rules: dict[str, Node], text: str) -> set[int]:
     while is_changed:
         is_changed = False
         for node, start in itertools.product(nodes, range(len(text) + 1)):
-            known = ends(node, start)
-            new = new_ends(node, start) - known
-            known |= new
+            known_ends = ends(node, start)
+            new = new_ends(node, start) - known_ends
+            known_ends |= new
             is_changed = is_changed or bool(new)
 
     return ends(rules["root"], 0)
@@ -208,7 +208,9 @@ def test_a_text_fits_where_the_definition_of_the_grammar_says_so() -> None:
     small = new_tokenizer(
         GuidedDecodingConfig(["<end>", *LETTERS], stop_token_ids=[0]), len(LETTERS) + 1
     )
-    texts = ["".join(one) for size in range(5) for one in itertools.product(LETTERS, repeat=size)]
+    texts = [
+        "".join(letters) for size in range(5) for letters in itertools.product(LETTERS, repeat=size)
+    ]
     for seed in range(60):
         choice = random.Random(seed)
         rules = read_grammar(random_grammar(choice))

@@ -34,14 +34,14 @@ def orders(value: Any) -> Iterator[Any]:
     """A value with the names of its objects in every order, up to some."""
     if isinstance(value, dict):
         inner = itertools.product(
-            *([(name, one) for one in orders(part)] for name, part in value.items())
+            *([(name, ordered) for ordered in orders(part)] for name, part in value.items())
         )
         shuffled = (dict(order) for pairs in inner for order in itertools.permutations(pairs))
         yield from itertools.islice(shuffled, MAX_ORDERS)
     elif isinstance(value, list):
         yield from (
-            list(one)
-            for one in itertools.islice(itertools.product(*map(orders, value)), MAX_ORDERS)
+            list(ordered)
+            for ordered in itertools.islice(itertools.product(*map(orders, value)), MAX_ORDERS)
         )
     else:
         yield value
@@ -55,7 +55,9 @@ def test_no_invalid_value_of_the_test_suite_can_be_an_answer(draft: str) -> None
             continue
 
         try:
-            compact, loose = (matcher_of_schema(schema, is_compact=one) for one in (True, False))
+            compact, loose = (
+                matcher_of_schema(schema, is_compact=is_compact) for is_compact in (True, False)
+            )
         except ValueError:
             continue
 
@@ -63,15 +65,19 @@ def test_no_invalid_value_of_the_test_suite_can_be_an_answer(draft: str) -> None
         num_valid += len(valid)
         for value in valid:
             num_taken += any(
-                accepts(compact, json.dumps(one, separators=(",", ":"))) for one in orders(value)
+                accepts(compact, json.dumps(is_compact, separators=(",", ":")))
+                for is_compact in orders(value)
             )
 
         for value in invalid:
-            for one in orders(value):
+            for is_compact in orders(value):
                 assert not accepts(
-                    compact, json.dumps(one, separators=(",", ":"), ensure_ascii=False)
-                ), (schema, one)
-                assert not accepts(loose, json.dumps(one, ensure_ascii=False)), (schema, one)
+                    compact, json.dumps(is_compact, separators=(",", ":"), ensure_ascii=False)
+                ), (schema, is_compact)
+                assert not accepts(loose, json.dumps(is_compact, ensure_ascii=False)), (
+                    schema,
+                    is_compact,
+                )
 
     assert num_followed >= NUM_FOLLOWED[draft] and num_taken > 0.85 * num_valid
 
@@ -80,25 +86,31 @@ def of_kubernetes() -> list[dict[str, Any]]:
     """Some of its definitions, each with those that it needs."""
     folders = (files("kubernetes_validate") / "kubernetes-json-schema").iterdir()
     path = (
-        max((one for one in folders if one.name.endswith("local")), key=lambda one: one.name)
+        max(
+            (candidate for candidate in folders if candidate.name.endswith("local")),
+            key=lambda one: one.name,
+        )
         / "_definitions.json"
     )
-    read = json.loads(path.read_text())
-    defs = read.get("$defs") or read["definitions"]
+    document = json.loads(path.read_text())
+    defs = document.get("$defs") or document["definitions"]
     text = re.sub(r'"\$ref": "[^"]*/', '"$ref": "#/$defs/', json.dumps(defs))
     defs = json.loads(text)
 
     def needed(name: str, found: set[str]) -> set[str]:
         if name not in found:
             found.add(name)
-            for other in re.findall(r'"#/\$defs/([^"]+)"', json.dumps(defs[name])):
-                needed(other, found)
+            for needed_name in re.findall(r'"#/\$defs/([^"]+)"', json.dumps(defs[name])):
+                needed(needed_name, found)
 
         return found
 
     names = random.Random(1).sample(sorted(defs), 80)
     return [
-        {"$ref": f"#/$defs/{name}", "$defs": {one: defs[one] for one in needed(name, set())}}
+        {
+            "$ref": f"#/$defs/{name}",
+            "$defs": {candidate: defs[candidate] for candidate in needed(name, set())},
+        }
         for name in names
     ]
 
@@ -627,7 +639,9 @@ def test_rules_that_hold_many_others_are_bounded(keyword: str) -> None:
 
 def test_json_is_compact_and_an_option_gives_a_bounded_number_of_spaces() -> None:
     schema = {"properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
-    compact, loose = (matcher_of_schema(schema, is_compact=one) for one in (True, False))
+    compact, loose = (
+        matcher_of_schema(schema, is_compact=is_compact) for is_compact in (True, False)
+    )
     spaced = '{ "a"\n: [1, 2]\t}'
 
     assert (
@@ -642,9 +656,8 @@ def test_json_is_compact_and_an_option_gives_a_bounded_number_of_spaces() -> Non
     )
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Possible :FutureWarning"
-)  # Python may read sets as Rust does one day
+# Python may read sets as Rust does one day
+@pytest.mark.filterwarnings("ignore:Possible :FutureWarning")
 @pytest.mark.parametrize(
     ("pattern", "right", "wrong"),
     [

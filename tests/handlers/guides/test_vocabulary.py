@@ -17,12 +17,12 @@ DEMO = Path("handlers/lmi_dist/demo/tokenizer.json")
 def test_tokens_that_only_the_tokenizers_config_has_are_among_the_texts(tmp_path: Path) -> None:
     (tmp_path / DEMO.name).write_bytes(DEMO.read_bytes())
     before = read_config(tmp_path).encoded_vocab
-    listed = {
+    added_tokens = {
         "9": {"content": before[9]},
         "5000": {"content": "<more>", "special": True, "normalized": False},
     }
     (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"added_tokens_decoder": listed, "eos_token": "<more>"})
+        json.dumps({"added_tokens_decoder": added_tokens, "eos_token": "<more>"})
     )
     config = read_config(tmp_path)
 
@@ -48,4 +48,4 @@ def test_a_decoder_that_llguidance_does_not_know_says_whether_texts_are_words(
     described = {"decoder": decoder, "added_tokens": [{"id": 0, "special": True}]}
     config = GuidedDecodingConfig(["<end>", "\u2581a", "<0x0A>"], json.dumps(described), [0])
     tokenizer = new_tokenizer(config, 3)
-    assert [tokenizer.decode_bytes([one]) for one in (1, 2)] == written
+    assert [tokenizer.decode_bytes([token_id]) for token_id in (1, 2)] == written

@@ -26,7 +26,9 @@ def tokenizer() -> LLTokenizer:
 @cache
 def closing() -> frozenset[int]:
     texts = (b'"', b"}", b"]", b'"}', b'"]', b"}}")
-    return frozenset(one for one in range(VOCAB_SIZE) if tokenizer().decode_bytes([one]) in texts)
+    return frozenset(
+        token_id for token_id in range(VOCAB_SIZE) if tokenizer().decode_bytes([token_id]) in texts
+    )
 
 
 def matcher(kind: GuideType, guide: str, *, is_compact: bool = True) -> LLMatcher:
@@ -53,11 +55,17 @@ def walk(matcher: LLMatcher, choice: random.Random) -> str | None:
     for place in range(MAX_TOKENS):
         mask = int.from_bytes(copy.compute_bitmask(), "little")
         assert not copy.is_error(), reason_of(copy)
-        allowed = [one for one in range(VOCAB_SIZE) if mask >> one & 1 and one not in ends]
+        allowed = [
+            token_id
+            for token_id in range(VOCAB_SIZE)
+            if mask >> token_id & 1 and token_id not in ends
+        ]
         if copy.is_accepting() and (not allowed or choice.random() < 0.5):
             return tokenizer().decode_bytes(ids).decode()
 
-        ids.append(choice.choice([one for one in allowed if one in closing()] or allowed))
+        ids.append(
+            choice.choice([token_id for token_id in allowed if token_id in closing()] or allowed)
+        )
         if choice.random() > 0.3 + place / MAX_TOKENS:
             ids[-1] = choice.choice(allowed)
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-WIDTH = 0.3  # of the weights; enough to change most tokens
+# Of the weights; enough to change most tokens
+WIDTH = 0.3
 
 
 def make(

@@ -42,9 +42,12 @@ def forward(runner: Runner, plan: Plan) -> Tensor:
     return torch.from_numpy(runner.forward(plan).copy())
 
 
-MAX_SLOTS = 64  # of a native runner
-PIECE = 128  # tokens of a prompt in one chunk
-PIECES = (1, 2, 5, 17, 64, 130)  # where it is cut at random
+# Of a native runner
+MAX_SLOTS = 64
+# Tokens of a prompt in one chunk
+PIECE = 128
+# Where it is cut at random
+PIECES = (1, 2, 5, 17, 64, 130)
 
 
 def load_native(
@@ -172,8 +175,8 @@ def play_together(
             runner,
             Plan([player.next_decode() for player in decodes], [chunk for _, chunk in prefills]),
         )
-        asked = decodes + [player for player, chunk in prefills if chunk.num_logits]
-        for player, row_logits in zip(asked, logits, strict=True):
+        sampled_players = decodes + [player for player, chunk in prefills if chunk.num_logits]
+        for player, row_logits in zip(sampled_players, logits, strict=True):
             player.take(row_logits)
             if player.is_done:
                 del seated[player.slot]

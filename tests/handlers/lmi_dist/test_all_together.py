@@ -71,38 +71,39 @@ def mixed(num: int, choice: random.Random) -> list[Request]:
             )
         )
 
-    return sorted(
-        requests, key=lambda one: one.sampling_config.beam_width
-    )  # so that more of them run together
+    # So that more of them run together
+    return sorted(requests, key=lambda one: one.sampling_config.beam_width)
 
 
 def answers(executor: Executor, requests: list[Request]) -> list[list[Any]]:
     """What each request got, by its sequences, whether it was streamed or not."""
     ids = executor.enqueue_requests(requests)
     got = collect(executor, len(requests))
-    return [[joined(results) for results in by_sequence(got[one])] for one in ids]
+    return [[joined(results) for results in by_sequence(got[request_id])] for request_id in ids]
 
 
 def by_sequence(responses: list[Any]) -> list[list[Result]]:
     results = [response.get_result() for response in responses]
     return [
-        [one for one in results if one.sequence_index == index]
-        for index in {one.sequence_index for one in results}
+        [result for result in results if result.sequence_index == index]
+        for index in {result.sequence_index for result in results}
     ]
 
 
 def joined(results: list[Result]) -> Any:
     rows = [
-        one.additional_outputs["generation_hidden_states"].data
-        for one in results
-        if one.additional_outputs
+        result.additional_outputs["generation_hidden_states"].data
+        for result in results
+        if result.additional_outputs
     ]
-    logits = [one.generation_logits.data for one in results if one.generation_logits is not None]
+    logits = [
+        result.generation_logits.data for result in results if result.generation_logits is not None
+    ]
     tokens = [
-        [token for one in results for token in one.output_token_ids[beam]]
+        [token for result in results for token in result.output_token_ids[beam]]
         for beam in range(len(results[0].output_token_ids))
     ]
-    log_probs = [one.log_probs for one in results]
+    log_probs = [result.log_probs for result in results]
     flat = [value for lists in log_probs if lists is not None for value in sum(lists, [])]
     return (
         tokens,
@@ -145,13 +146,15 @@ def test_no_bit_depends_on_neighbours_reuse_retention_or_preemption(
     stats: list[IterationStats] = []
     with started(adapters, max_kv_cache_tokens=704, max_prefill_tokens=100) as executor:
         for retentions in ([None], [None, KEPT, LEFT]):
-            kept = [
-                replace(one, kv_cache_retention_config=choice.choice(retentions))
-                for one in requests
+            retained = [
+                replace(plain_request, kv_cache_retention_config=choice.choice(retentions))
+                for plain_request in requests
             ]
-            assert answers(executor, kept) == expected
+            assert answers(executor, retained) == expected
             stats += executor.get_latest_iteration_stats()
 
-    num_reused, num_preemptions = (sum(getattr(one, name) for one in stats) for name in COUNTS)
+    num_reused, num_preemptions = (
+        sum(getattr(plain_request, name) for plain_request in stats) for name in COUNTS
+    )
     assert num_reused > 200 and num_preemptions > 0
     assert stats[-1].kv_cache_stats.used_num_blocks == 0

@@ -31,23 +31,28 @@ class Steps:
         return max(self._read_s, num_rows * self._row_s) + self._disturbed(len(self.sizes))
 
 
+# A large one, bound by reading its weights: each row more is nearly free
+# The same up to 20 rows: 32 make 1.6 times the tokens of 16, 64 no more than those
 @pytest.mark.parametrize(
     ("read_s", "row_s", "size"),
     [
-        (0.001, 0.0001, 64),  # a small model: the gap stays short in any case
-        (0.015, 0.003, 16),  # a real one on two cores, bound by what it computes from five rows on
+        # A small model: the gap stays short in any case
+        (0.001, 0.0001, 64),
+        # A real one on two cores, bound by what it computes from five rows on
+        (0.015, 0.003, 16),
         (0.020, 0.007, 8),
         (
             0.200,
             0.003,
             64,
-        ),  # a large one, bound by reading its weights: each row more is nearly free
+        ),
         (
             0.200,
             0.010,
             32,
-        ),  # the same up to 20 rows: 32 make 1.6 times the tokens of 16, 64 no more than those
-        (2.000, 0.5, 8),  # nothing pays, and a step takes long
+        ),
+        # Nothing pays, and a step takes long
+        (2.000, 0.5, 8),
     ],
 )
 def test_a_batch_grows_while_its_gap_is_short_or_it_makes_more_tokens(
@@ -94,7 +99,8 @@ def test_a_batch_has_room_for_the_widest_beam_search() -> None:
     ("config", "size"),
     [
         (EngineConfig(), 16),
-        (EngineConfig(max_num_sequences=64, is_batch_default=True), 16),  # as a server has it
+        # As a server has it
+        (EngineConfig(max_num_sequences=64, is_batch_default=True), 16),
         (EngineConfig(max_num_sequences=64), 64),
         (EngineConfig(max_beam_width=24), 24),
     ],

@@ -126,7 +126,7 @@ def alone(request: Request, runner: FakeRunner) -> EmbeddedSequence:
     search = sequence.search
     assert search is not None
     while not sequence.is_finished:
-        states = [[*request.input_token_ids, *one.token_ids] for one in search.running]
+        states = [[*request.input_token_ids, *beam.token_ids] for beam in search.running]
         sequence.advance(candidates(runner, states, min(search.num_candidates, runner.vocab_size)))
 
     return sequence
@@ -136,10 +136,10 @@ def candidates(runner: FakeRunner, states: list[list[int]], num: int) -> list[li
     """The best tokens after each of these beginnings."""
     wishes = new_wishes(len(states), row=range(len(states)), num_candidates=num)
     answers = Sampler(runner.vocab_size).choose(
-        Sampling(np.stack([runner.logits(one) for one in states]), wishes)
+        Sampling(np.stack([runner.logits(state) for state in states]), wishes)
     )
     rows = answers.best.reshape(len(states), num).tolist()
-    return [[Candidate(*one) for one in row] for row in rows]
+    return [[Candidate(*state) for state in row] for row in rows]
 
 
 def check_alone(result: Result, request: Request, runner: FakeRunner) -> None:
@@ -248,7 +248,7 @@ def test_searches_that_are_preempted_find_the_same(kind: type[FakeRunner]) -> No
         answers = results(executor, requests)
         stats = drained(executor)
 
-    assert sum(one.num_preemptions for one in stats) > 0
+    assert sum(stat.num_preemptions for stat in stats) > 0
     assert stats[-1].kv_cache_stats.used_num_blocks == 0
     for request, answer in zip(requests, answers, strict=True):
         check_alone(answer, request, kind())
@@ -261,10 +261,10 @@ def test_a_stream_goes_on_after_a_preemption_where_it_was() -> None:
     ) as executor:
         executor.enqueue_requests(requests)
         got = collect(executor, len(requests))
-        assert sum(one.num_preemptions for one in drained(executor)) > 0
+        assert sum(stats_entry.num_preemptions for stats_entry in drained(executor)) > 0
 
     for responses in got.values():
-        lengths = [len(one.get_result().output_token_ids[0]) for one in responses]
+        lengths = [len(stats_entry.get_result().output_token_ids[0]) for stats_entry in responses]
         assert lengths == list(range(1, 151))
 
 
@@ -286,7 +286,8 @@ def test_the_prompt_is_computed_once_and_its_full_blocks_are_shared() -> None:
     assert len(runner.plans[0].prefills[0].token_ids) == 40
     for plan in runner.plans[1:]:
         tables = [chunk.table for chunk in plan.decodes]
-        assert len({tuple(table[:2]) for table in tables}) == 1  # the full blocks of the prompt
+        # The full blocks of the prompt
+        assert len({tuple(table[:2]) for table in tables}) == 1
         assert len({table[2] for table in tables}) == 4
 
 
@@ -302,7 +303,7 @@ def test_only_beams_that_change_their_place_copy_a_block() -> None:
     assert sequence.search is not None
 
     while not sequence.is_finished:
-        states = [[*request.input_token_ids, *one.token_ids] for one in sequence.search.running]
+        states = [[*request.input_token_ids, *beam.token_ids] for beam in sequence.search.running]
         steps = sequence.advance(candidates(runner, states, sequence.search.num_candidates))
         parents.append(Counter(step.parent for step in steps))
 
@@ -325,10 +326,10 @@ def test_a_search_reuses_a_prompt_and_gives_the_same() -> None:
     with Executor(runner, EngineConfig()) as executor:
         [first] = results(executor, [request])
         [again] = results(executor, [request])
-        [other] = results(executor, [beams(3, *range(20), 7, 8, 9, max_tokens=20)])
+        [unrelated] = results(executor, [beams(3, *range(20), 7, 8, 9, max_tokens=20)])
 
     assert same(first, again)
-    assert (first.num_cached_tokens, again.num_cached_tokens, other.num_cached_tokens) == (
+    assert (first.num_cached_tokens, again.num_cached_tokens, unrelated.num_cached_tokens) == (
         0,
         32,
         16,
@@ -367,7 +368,7 @@ def test_a_search_that_needs_more_than_the_whole_cache_says_so(kind: type[FakeRu
     assert num_generated >= 5 * SIZE - 40 + 1, "no block was left"
     assert {len(beam) for beam in after.output_token_ids} == {4}
     assert (
-        sum(one.num_preemptions for one in stats) == 0
+        sum(stat.num_preemptions for stat in stats) == 0
         and stats[-1].kv_cache_stats.used_num_blocks == 0
     )
 
@@ -385,10 +386,12 @@ def test_a_search_that_fits_alone_is_never_cut_short_by_others(
 
     with Executor(kind(), EngineConfig(max_kv_cache_tokens=320)) as executor:
         tight = results(executor, requests)
-        num_preemptions = sum(one.num_preemptions for one in drained(executor))
+        num_preemptions = sum(stats_entry.num_preemptions for stats_entry in drained(executor))
 
     assert all(map(same, whole, tight)) and num_preemptions > 0
-    assert {len(beam) for one in tight for beam in one.output_token_ids} == {max_tokens}
+    assert {len(beam) for stats_entry in tight for beam in stats_entry.output_token_ids} == {
+        max_tokens
+    }
 
 
 def test_beams_that_share_their_beginning_need_no_room_of_their_own_for_it() -> None:
@@ -440,10 +443,10 @@ def test_reuse_and_preemption_change_no_bit_of_a_search(family: str) -> None:
 
     assert all(map(same, lone, tight)) and all(map(same, lone, again))
     assert (
-        sum(one.num_preemptions for one in stats) > 0
+        sum(stats_entry.num_preemptions for stats_entry in stats) > 0
         and stats[-1].kv_cache_stats.used_num_blocks == 0
     )
-    assert any(one.num_cached_tokens for one in again)
+    assert any(stats_entry.num_cached_tokens for stats_entry in again)
 
 
 # The life of a request.
@@ -456,15 +459,21 @@ def test_a_request_is_counted_once() -> None:
         stats = drained(executor)
         per_step = executor.get_latest_request_stats()
 
-    assert max(one.num_active_requests for one in stats) == 2
-    assert sum(one.num_completed_requests for one in stats) == 2
+    assert max(stats_entry.num_active_requests for stats_entry in stats) == 2
+    assert sum(stats_entry.num_completed_requests for stats_entry in stats) == 2
 
-    told: list[RequestStats] = [one for step in per_step for one in step.request_stats]
+    told_stats: list[RequestStats] = [
+        stats_entry for step in per_step for stats_entry in step.request_stats
+    ]
     assert all(
-        len({one.id for one in step.request_stats}) == len(step.request_stats) for step in per_step
+        len({stats_entry.id for stats_entry in step.request_stats}) == len(step.request_stats)
+        for step in per_step
     )
-    assert max(one.num_generated_tokens for one in told) == 8
-    assert {one.stage for one in told} >= {"GENERATION_IN_PROGRESS", "GENERATION_COMPLETE"}
+    assert max(stats_entry.num_generated_tokens for stats_entry in told_stats) == 8
+    assert {stats_entry.stage for stats_entry in told_stats} >= {
+        "GENERATION_IN_PROGRESS",
+        "GENERATION_COMPLETE",
+    }
 
 
 def test_a_stream_restates_whole_beams() -> None:
@@ -472,14 +481,14 @@ def test_a_stream_restates_whole_beams() -> None:
         executor.enqueue_request(beams(3, num=2, max_tokens=5, streaming=True))
         [responses] = collect(executor, 1).values()
 
-    told = [one.get_result() for one in responses]
-    assert [[len(beam) for beam in one.output_token_ids] for one in told] == [
+    told_results = [response.get_result() for response in responses]
+    assert [[len(beam) for beam in response.output_token_ids] for response in told_results] == [
         [num] * 2 for num in range(1, 6)
     ]
-    assert [one.is_final for one in told] == [False] * 4 + [True]
-    assert {one.sequence_index for one in told} == {0}
-    assert told[0].finish_reasons == [FinishReason.NOT_FINISHED] * 2
-    assert told[-1].finish_reasons == [FinishReason.LENGTH] * 2
+    assert [response.is_final for response in told_results] == [False] * 4 + [True]
+    assert {response.sequence_index for response in told_results} == {0}
+    assert told_results[0].finish_reasons == [FinishReason.NOT_FINISHED] * 2
+    assert told_results[-1].finish_reasons == [FinishReason.LENGTH] * 2
 
 
 class GatedRunner(SharingRunner):
@@ -540,11 +549,11 @@ def test_a_prompt_whose_logits_are_no_numbers_fails_and_harms_nobody() -> None:
 
 def raising(*errors: Exception) -> Callable[[], None]:
     """Raises each error once."""
-    left = list(errors)
+    left_errors = list(errors)
 
     def act() -> None:
-        if left:
-            raise left.pop(0)
+        if left_errors:
+            raise left_errors.pop(0)
 
     return act
 
@@ -584,7 +593,9 @@ def test_prompt_log_probs_and_alternatives_come_with_beams() -> None:
     assert answer.top_log_probs is not None and answer.log_probs is not None
     for tops, log_probs in zip(answer.top_log_probs, answer.log_probs, strict=True):
         assert [len(top) for top in tops] == [3] * 8 and len(log_probs) == 8
-        assert all(top[0].log_prob >= chosen for top, chosen in zip(tops, log_probs, strict=True))
+        assert all(
+            top[0].log_prob >= log_prob for top, log_prob in zip(tops, log_probs, strict=True)
+        )
 
 
 # Widths in flight.

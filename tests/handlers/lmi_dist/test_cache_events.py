@@ -64,7 +64,8 @@ def test_full_blocks_are_told_once_with_the_block_before_them() -> None:
 def test_a_block_that_leaves_the_cache_is_told_unless_it_was_never_full() -> None:
     published = Published()
     cache, events = cache_of(2, published)
-    compute(cache, Root(None), TOKENS[:6])  # a full block, and a half one
+    # A full block, and a half one
+    compute(cache, Root(None), TOKENS[:6])
     events.publish()
     compute(cache, Root(None), [21, 22, 23, 24, 25, 26, 27, 28])
     events.publish()

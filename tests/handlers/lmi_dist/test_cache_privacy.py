@@ -55,7 +55,11 @@ def test_a_right_guess_inside_of_a_part_tells_no_more_than_a_wrong_one(
 ) -> None:
     """The last token of a part counts only with all others of it."""
     ask(executor, *VICTIM, salt=salt)
-    for num_known in (known for known in range(len(VICTIM)) if (known + 1) % TOKENS_PER_PART):
+    for num_known in (
+        num_known_tokens
+        for num_known_tokens in range(len(VICTIM))
+        if (num_known_tokens + 1) % TOKENS_PER_PART
+    ):
         guesses = [
             told(ask(executor, *VICTIM[:num_known], guess, *FILL, salt=salt))
             for guess in (VICTIM[num_known], WRONG)

@@ -63,14 +63,14 @@ def array(tensor: Rows | None) -> np.ndarray[Any, Any]:
 
 
 def results(responses: list[Response]) -> list[Result]:
-    return [one.get_result() for one in responses]
+    return [response.get_result() for response in responses]
 
 
 def tensors(result: Result) -> dict[str, Rows]:
     """All that a Result carries, by name."""
     flags = {"context logits": result.context_logits, "generation logits": result.generation_logits}
     return (result.additional_outputs or {}) | {
-        name: one for name, one in flags.items() if one is not None
+        name: flag for name, flag in flags.items() if flag is not None
     }
 
 
@@ -79,8 +79,8 @@ def joined(answer: list[Result]) -> dict[str, np.ndarray[Any, Any]]:
     …).
     """
     parts: dict[str, list[np.ndarray[Any, Any]]] = {}
-    for one in answer:
-        for name, tensor in tensors(one).items():
+    for result in answer:
+        for name, tensor in tensors(result).items():
             parts.setdefault(name, []).append(array(tensor))
 
     assert all(len(rows) == 1 for name, rows in parts.items() if name.startswith("context")), (
@@ -93,7 +93,7 @@ def joined(answer: list[Result]) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def token_ids(answer: list[Result]) -> list[int]:
-    return [token_id for one in answer for token_id in one.output_token_ids[0]]
+    return [token_id for result in answer for token_id in result.output_token_ids[0]]
 
 
 @cache
@@ -110,7 +110,9 @@ def reference(family: str, ids: list[int]) -> dict[str, np.ndarray[Any, Any]]:
     rows = dict[str, Tensor]()
     hooks = []
     layers = next(
-        one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == 2
+        list_module
+        for list_module in model.modules()
+        if isinstance(list_module, torch.nn.ModuleList) and len(list_module) == 2
     )
 
     def keep(name: str) -> Any:
@@ -127,15 +129,15 @@ def reference(family: str, ids: list[int]) -> dict[str, np.ndarray[Any, Any]]:
         hook.remove()
 
     rows |= {"logits": output.logits[0], "hidden_states": output.hidden_states[-1][0]}
-    return {name: one.numpy() for name, one in rows.items()}
+    return {name: list_module.numpy() for name, list_module in rows.items()}
 
 
 def check_against_transformers(family: str, request: Request, answer: list[Result]) -> None:
     prompt = list(request.input_token_ids)
-    made = token_ids(answer)
-    expected = reference(family, prompt + made[:-1])
+    made_tokens = token_ids(answer)
+    expected = reference(family, prompt + made_tokens[:-1])
     got = joined(answer)
-    num_cached = sum(one.num_cached_tokens for one in answer)
+    num_cached = sum(result.num_cached_tokens for result in answer)
     got |= {"context_logits": got["context logits"], "generation_logits": got["generation logits"]}
     for name, rows in expected.items():
         tolerance = 1e-4 * float(np.abs(rows).max())
@@ -185,10 +187,10 @@ def test_logits_and_hidden_states_are_those_of_transformers(kind: str, family: s
         answer = results(got[request_id])
         assert (len(answer) > 1) == (request.streaming and len(token_ids(answer)) > 1)
 
-        for one in answer:
-            assert array(one.generation_logits).shape == (
+        for result in answer:
+            assert array(result.generation_logits).shape == (
                 1,
-                len(one.output_token_ids[0]),
+                len(result.output_token_ids[0]),
                 VOCAB_SIZE,
             )
 
@@ -242,12 +244,12 @@ def test_a_program_without_outputs_is_the_one_it_was() -> None:
     gathered = load_native(
         tiny_model("llama"), EngineConfig(additional_outputs=("hidden_states.0",)), max_length=100
     )
-    sizes = [len(one.program.operations) for one in (plain, normed, gathered)]
+    sizes = [len(runner.program.operations) for runner in (plain, normed, gathered)]
     assert sizes == [sizes[0], sizes[0], sizes[0] + 1] and plain.program.outputs == {}
 
 
 def test_each_output_comes_only_where_it_is_asked_for() -> None:
-    asked = {
+    output_names = {
         OutputConfig(): set(),
         OutputConfig(return_context_logits=True): {"context logits"},
         OutputConfig(return_generation_logits=True): {"generation logits"},
@@ -266,11 +268,11 @@ def test_each_output_comes_only_where_it_is_asked_for() -> None:
     with Executor(FakeRunner(), config) as executor:
         got = {
             output: set(tensors(one_result(executor, ask(output_config=output))))
-            for output in asked
+            for output in output_names
         }
         plain = one_result(executor, ask())
 
-    assert got == asked and plain.additional_outputs is None
+    assert got == output_names and plain.additional_outputs is None
 
 
 def test_what_was_not_declared_is_refused_with_what_was() -> None:
@@ -296,9 +298,9 @@ def check_against_runner(
     are missing.
     """
     prompt = list(request.input_token_ids)
-    made = token_ids(answer)
+    made_tokens = token_ids(answer)
     got = joined(answer)
-    ids = prompt + made[:-1]
+    ids = prompt + made_tokens[:-1]
     logits = np.stack([runner.logits(ids[: end + 1]) for end in range(len(ids))])
     states = np.array([[runner.share(ids[: end + 1])] for end in range(len(ids))], np.float32)
     for flag, name, rows in (("logits", "logits", logits), ("state", "state", states)):
@@ -344,7 +346,7 @@ def test_each_row_comes_once_also_after_a_preemption_and_with_drafts(
     with steady(Executor(runner, config)) as executor:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
-        assert sum(one.num_preemptions for one in drained(executor)) > 0
+        assert sum(stats_entry.num_preemptions for stats_entry in drained(executor)) > 0
 
     has_drafts = any(len(chunk.token_ids) > 1 for plan in runner.plans for chunk in plan.decodes)
     assert has_drafts or kind is not LoopingRunner
@@ -359,8 +361,10 @@ def test_rows_of_a_reused_beginning_are_absent_and_their_number_is_said() -> Non
     choice = random.Random(4)
     stems = [choice.choices(range(50), k=num_tokens) for num_tokens in (40, 70)]
     requests = [
-        replace(one, input_token_ids=(*choice.choice(stems), *one.input_token_ids))
-        for one in random_requests(24, choice)
+        replace(
+            plain_request, input_token_ids=(*choice.choice(stems), *plain_request.input_token_ids)
+        )
+        for plain_request in random_requests(24, choice)
     ]
     config = EngineConfig(
         max_num_sequences=8,
@@ -378,7 +382,7 @@ def test_rows_of_a_reused_beginning_are_absent_and_their_number_is_said() -> Non
                 check_against_runner(runner, request, answer, answer[0].num_cached_tokens)
                 num_absent += answer[0].num_cached_tokens
 
-        assert sum(one.num_preemptions for one in drained(executor)) > 0
+        assert sum(plain_request.num_preemptions for plain_request in drained(executor)) > 0
 
     assert num_absent > 500
 
@@ -406,8 +410,8 @@ def test_a_prompt_that_is_preempted_halfway_loses_no_row(num_cached: int) -> Non
         got = collect(executor, 2)
         stats = drained(executor)
 
-    assert sum(one.num_preemptions for one in stats) > 0
-    assert sum(one.num_reused_tokens for one in stats) == num_cached
+    assert sum(stat.num_preemptions for stat in stats) > 0
+    assert sum(stat.num_reused_tokens for stat in stats) == num_cached
     assert token_ids(results(got[first])) and results(got[second])[0].num_cached_tokens == 0
 
     check_against_runner(runner, long, results(got[second]))
@@ -424,7 +428,7 @@ def test_of_several_sequences_only_the_first_carries_the_prompts_rows() -> None:
             executor.enqueue_request(request)
             [responses] = collect(executor, 1).values()
 
-        by_index = {one.sequence_index: one for one in results(responses)}
+        by_index = {result.sequence_index: result for result in results(responses)}
         check_against_runner(runner, request, [by_index[0]])
         for index in (1, 2):
             assert set(tensors(by_index[index])) == {"generation logits", "generation_state"}
@@ -479,7 +483,7 @@ def test_all_generated_tokens_again_are_not_all_rows_again() -> None:
         [responses] = collect(executor, 1).values()
 
     answer = results(responses)
-    assert [array(one.generation_logits).shape[1] for one in answer] == [1] * 8
+    assert [array(result.generation_logits).shape[1] for result in answer] == [1] * 8
 
     last = answer[-1].output_token_ids[0]
     rows = np.stack([runner.logits([1, 2, 3, *last[:end]]) for end in range(8)])
@@ -532,7 +536,8 @@ def test_no_bit_of_a_row_depends_on_the_batch_or_on_reuse() -> None:
 
     config = dataclasses.replace(DECLARED, max_prefill_tokens=40, max_num_sequences=6)
     with Executor(runner_of("native", "llama", config), config) as executor:
-        for _ in range(2):  # the second time most of each prompt is reused
+        # The second time most of each prompt is reused
+        for _ in range(2):
             ids = executor.enqueue_requests(requests)
             got = collect(executor, len(ids))
             for request_id, lone in zip(ids, alone, strict=True):
@@ -571,7 +576,7 @@ def test_each_beam_has_the_rows_of_its_own_tokens(kind: type[FakeRunner], stream
     with Executor(runner, config) as executor:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
-        assert sum(one.num_preemptions for one in drained(executor)) > 0
+        assert sum(stats_entry.num_preemptions for stats_entry in drained(executor)) > 0
 
     is_ragged = False
     for request, request_id in zip(requests, ids, strict=True):
@@ -585,15 +590,15 @@ def test_each_beam_has_the_rows_of_its_own_tokens(kind: type[FakeRunner], stream
 def check_beams(runner: FakeRunner, request: Request, answer: list[Result]) -> None:
     prompt = list(request.input_token_ids)
     logits = np.stack([runner.logits(prompt[: end + 1]) for end in range(len(prompt))])
-    assert [one.context_logits is not None for one in answer] == [True] + [False] * (
+    assert [result.context_logits is not None for result in answer] == [True] + [False] * (
         len(answer) - 1
     )
     np.testing.assert_array_equal(array(answer[0].context_logits), logits)
-    for one in (answer[0], answer[-1]):
-        beams = one.output_token_ids
-        most = max(map(len, one.output_token_ids))
-        states = array((one.additional_outputs or {})["generation_state"])
-        logits = array(one.generation_logits)
+    for result in (answer[0], answer[-1]):
+        beams = result.output_token_ids
+        most = max(map(len, result.output_token_ids))
+        states = array((result.additional_outputs or {})["generation_state"])
+        logits = array(result.generation_logits)
         assert states.shape == (len(beams), most, 1) and logits.shape == (len(beams), most, 50)
         for place, beam in enumerate(beams):
             prefixes = [[*prompt, *beam[:end]] for end in range(len(beam))]

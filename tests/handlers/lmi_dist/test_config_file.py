@@ -99,13 +99,12 @@ def test_a_file_says_the_same_whichever_of_its_fields_is_left_out(
     tmp_path: Path, family: str
 ) -> None:
     config = json.loads((tiny_model(family) / "config.json").read_text())
-    kept = {"architectures", "model_type"}
+    used_fields = {"architectures", "model_type"}
     if family == "phi3":
-        kept.add(
-            "num_attention_heads"
-        )  # its default makes heads of 3 channels, which no pairs fill
+        # Its default makes heads of 3 channels, which no pairs fill
+        used_fields.add("num_attention_heads")
 
-    for name in [None, *config.keys() - kept]:
+    for name in [None, *config.keys() - used_fields]:
         folder = written(tmp_path, {key: value for key, value in config.items() if key != name})
         assert architecture_or_fault(folder) == architecture_or_fault(folder, by_us=False), (
             f"without {name}"
@@ -278,12 +277,12 @@ def test_a_shape_left_out_is_named_where_transformers_is_not_installed(
     with pytest.raises(ModelUnusable) as caught:
         read_facts(folder)
 
-    said = (
+    reason = (
         "the default of hidden_size is known to transformers, which is not installed: pip "
         "install transformers"
     )
 
-    assert str(caught.value) == f"{folder}/config.json: {said}"
+    assert str(caught.value) == f"{folder}/config.json: {reason}"
 
 
 @pytest.mark.parametrize("has_torch", [True, False])
@@ -342,9 +341,9 @@ def test_what_needs_torch_says_so_where_it_is_not_installed(
         read_facts(folder)
 
     [name] = config["architectures"]
-    said = (
+    reason = (
         f"{name} runs through the modules of transformers, and torch is not installed: "
         f"{INSTALL_TORCH}"
     )
 
-    assert str(caught.value) == f"{folder}/config.json: {said}"
+    assert str(caught.value) == f"{folder}/config.json: {reason}"

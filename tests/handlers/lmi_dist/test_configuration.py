@@ -34,10 +34,14 @@ def test_a_model_in_buffers_answers_as_the_same_model_in_a_folder() -> None:
     weights = (folder / "model.safetensors").read_bytes()
     text = (folder / "config.json").read_text()
     config = ExecutorConfig(max_batch_size=2)
-    with Executor(folder, config) as one, Executor(weights, text, config) as other:
-        assert one.info == other.info
+    with (
+        Executor(folder, config) as first_executor,
+        Executor(weights, text, config) as second_executor,
+    ):
+        assert first_executor.info == second_executor.info
         assert (
-            one_result(one, GREEDY).output_token_ids == one_result(other, GREEDY).output_token_ids
+            one_result(first_executor, GREEDY).output_token_ids
+            == one_result(second_executor, GREEDY).output_token_ids
         )
 
     with Executor(weights, json_config_str=text, config=config) as third:
@@ -232,8 +236,8 @@ def test_what_both_forms_have_is_the_same_in_both() -> None:
         max_queue_size=5,
         kv_cache_config=KvCacheConfig(max_tokens=6),
     )
-    given, options = both(config)
-    assert given is config
+    engine_config, options = both(config)
+    assert engine_config is config
     assert executor_config(options) == config
 
 

@@ -50,10 +50,10 @@ def embed(executor: Any, prompts: list[list[int]], dimensions: int | None = None
 def vector(result: Result) -> Floats:
     assert (result.output_token_ids, result.finish_reasons) == ([[]], [FinishReason.END_ID])
     assert result.is_final and result.embedding is not None
-    found = np.frombuffer(result.embedding.data, result.embedding.dtype).reshape(
+    embedding = np.frombuffer(result.embedding.data, result.embedding.dtype).reshape(
         result.embedding.shape
     )
-    return found.astype(np.float32)
+    return embedding.astype(np.float32)
 
 
 def expected(
@@ -92,11 +92,12 @@ def expected(
 )
 def test_embeddings_are_those_of_transformers(tmp_path: Path, family: str, mode: str) -> None:
     folder = embedding_model(tmp_path / family, family, mode)
-    with Executor(folder, config(max_prefill_tokens=32)) as executor:  # prompts are cut into chunks
-        for found, wanted in zip(
+    # Prompts are cut into chunks
+    with Executor(folder, config(max_prefill_tokens=32)) as executor:
+        for vector, expected_vector in zip(
             embed(executor, PROMPTS), expected(folder, PROMPTS, mode), strict=True
         ):
-            np.testing.assert_allclose(found, wanted, atol=2e-5)
+            np.testing.assert_allclose(vector, expected_vector, atol=2e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -104,10 +105,10 @@ def test_a_model_without_a_head_pools_its_last_token(tmp_path: Path, family: str
     folder = embedding_model(tmp_path / family, family, mode="", has_head=False)
     assert json.loads((folder / "config.json").read_text())["architectures"][0].endswith("Model")
     with Executor(folder, config()) as executor:
-        for found, wanted in zip(
+        for vector, expected_vector in zip(
             embed(executor, PROMPTS), expected(folder, PROMPTS, LAST), strict=True
         ):
-            np.testing.assert_allclose(found, wanted, atol=2e-5)
+            np.testing.assert_allclose(vector, expected_vector, atol=2e-5)
 
 
 @pytest.mark.parametrize("mode", [MEAN, LAST])
@@ -116,13 +117,14 @@ def test_torch_gives_the_embeddings_of_the_native_kernels(
 ) -> None:
     folder = embedding_model(tmp_path / "qwen3", "qwen3", mode)
     monkeypatch.setenv("LMI_NATIVE_LIBRARY", str(tmp_path / "not-there.so"))
-    library.load.cache_clear()  # an earlier test has loaded one
+    # An earlier test has loaded one
+    library.load.cache_clear()
     with Executor(folder, config(max_prefill_tokens=32)) as executor:
         assert executor.info.kernels == "torch"
-        for found, wanted in zip(
+        for vector, expected_vector in zip(
             embed(executor, PROMPTS), expected(folder, PROMPTS, mode), strict=True
         ):
-            np.testing.assert_allclose(found, wanted, atol=2e-5)
+            np.testing.assert_allclose(vector, expected_vector, atol=2e-5)
 
 
 @pytest.mark.parametrize("mode", [MEAN, LAST])
@@ -132,30 +134,33 @@ def test_no_bit_depends_on_neighbours_on_chunks_or_on_the_cache(tmp_path: Path, 
         alone = [embed(executor, [prompt])[0] for prompt in PROMPTS]
 
     with Executor(folder, config(max_prefill_tokens=8)) as executor:
-        for _ in range(2):  # the second time the prompts are cached
+        # The second time the prompts are cached
+        for _ in range(2):
             together = embed(executor, PROMPTS * 3)
-            assert all(np.array_equal(one, alone[n % len(alone)]) for n, one in enumerate(together))
+            assert all(
+                np.array_equal(vector, alone[n % len(alone)]) for n, vector in enumerate(together)
+            )
 
 
 def test_a_prefix_is_reused_where_only_the_last_token_counts(tmp_path: Path) -> None:
     for mode, num_cached in ((LAST, 288), (MEAN, 0)):
         folder = embedding_model(tmp_path / mode, "llama", mode)
         with Executor(folder, config()) as executor:
-            for wanted in (0, num_cached):
+            for num_expected in (0, num_cached):
                 request_id = executor.enqueue_request(
                     Request(tuple(PROMPTS[2]), 1, pooling_params=PoolingParams())
                 )
                 [response] = executor.await_responses(request_id, WAIT_S)
-                assert response.get_result().num_cached_tokens == wanted
+                assert response.get_result().num_cached_tokens == num_expected
 
 
 def test_a_shorter_embedding_is_normalised_again(tmp_path: Path) -> None:
     folder = embedding_model(tmp_path / "qwen3", "qwen3", LAST, is_matryoshka=True)
     with Executor(folder, config()) as executor:
-        found = embed(executor, PROMPTS, 16)
-        wanted = expected(folder, PROMPTS, LAST, 16)
-        assert [one.shape for one in found] == [(16,)] * len(PROMPTS)
-        np.testing.assert_allclose(found, wanted, atol=2e-5)
+        vectors = embed(executor, PROMPTS, 16)
+        expected_vectors = expected(folder, PROMPTS, LAST, 16)
+        assert [vector.shape for vector in vectors] == [(16,)] * len(PROMPTS)
+        np.testing.assert_allclose(vectors, expected_vectors, atol=2e-5)
         with pytest.raises(InvalidRequest, match="dimensions must be at most 96, given 97"):
             embed(executor, PROMPTS, 97)
 

@@ -33,13 +33,14 @@ from lmi.settings.config import EngineConfig
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 
 TIMEOUT_S = 60.0
+# The last runs through the fallback, on torch
 FAMILIES = (
     "llama",
     "mistral",
     "gpt2",
     "gemma3",
     "olmo2",
-)  # the last runs through the fallback, on torch
+)
 Answer: TypeAlias = tuple[list[int], list[float], Any, FinishReason]
 """Token ids, their log-probs, those of the prompt, and why it ended."""
 
@@ -73,11 +74,11 @@ def staggered(num: int, choice: random.Random, max_prompt: int, max_tokens: int)
 
 
 def answer(responses: list[Response]) -> Answer:
-    results = [one.result for one in responses if one.result is not None]
+    results = [result.result for result in responses if result.result is not None]
     assert len(results) == len(responses), responses[-1].error_msg
     return (
-        [token_id for one in results for token_id in one.output_token_ids[0]],
-        [log_prob for one in results for log_prob in (one.log_probs or [[]])[0]],
+        [token_id for result in results for token_id in result.output_token_ids[0]],
+        [log_prob for result in results for log_prob in (result.log_probs or [[]])[0]],
         results[0].prompt_log_probs,
         results[-1].finish_reasons[0],
     )
@@ -85,13 +86,13 @@ def answer(responses: list[Response]) -> Answer:
 
 def take_all(executor: Executor, ids: list[int]) -> list[Answer]:
     deadline = time.monotonic() + TIMEOUT_S
-    got: dict[int, list[Response]] = {one: [] for one in ids}
+    got: dict[int, list[Response]] = {open_id: [] for open_id in ids}
     for request_id, responses in got.items():
         while not responses or not responses[-1].is_final:
             assert time.monotonic() < deadline, "requests without an end"
             responses += executor.await_responses(request_id, TIMEOUT_S)  # type: ignore[arg-type]
 
-    return [answer(got[one]) for one in ids]
+    return [answer(got[open_id]) for open_id in ids]
 
 
 def alone(executor: Executor, requests: list[Request]) -> list[Answer]:
@@ -101,7 +102,7 @@ def alone(executor: Executor, requests: list[Request]) -> list[Answer]:
 def last_stats(executor: Executor) -> tuple[int, IterationStats]:
     """The number of preemptions so far, and the statistics of the last step."""
     stats = executor.get_latest_iteration_stats()
-    return sum(one.num_preemptions for one in stats), stats[-1]
+    return sum(stat.num_preemptions for stat in stats), stats[-1]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -113,7 +114,8 @@ def test_requests_that_come_go_and_are_cancelled_change_no_bit_of_the_others(fam
         expected = alone(executor, requests)
 
     with Executor(tiny_model(family), EngineConfig(max_num_sequences=12)) as executor:
-        is_exact = executor.capabilities.log_probs_invariant  # torch keeps only the ids
+        # torch keeps only the ids
+        is_exact = executor.capabilities.log_probs_invariant
         ids: list[int] = []
         for request in requests:
             ids.append(executor.enqueue_request(request))
@@ -150,7 +152,7 @@ def test_each_sequence_of_a_request_is_bit_by_bit_what_its_own_seed_gives(family
     with Executor(tiny_model(family), EngineConfig(max_num_sequences=16)) as executor:
         is_exact = executor.capabilities.log_probs_invariant
         ids = executor.enqueue_requests(requests)
-        together = [executor.await_responses(one, TIMEOUT_S) for one in ids]
+        together = [executor.await_responses(seed_config, TIMEOUT_S) for seed_config in ids]
         executor.get_latest_iteration_stats()
         for request, so_far, request_id in zip(requests, together, ids, strict=True):
             while not so_far[-1].is_final:
@@ -160,11 +162,13 @@ def test_each_sequence_of_a_request_is_bit_by_bit_what_its_own_seed_gives(family
                 replace(request.sampling_config, seed=10 + i, num_return_sequences=1)
                 for i in range(4)
             ]
-            lone = alone(executor, [replace(request, sampling_config=one) for one in seeds])
+            lone = alone(
+                executor, [replace(request, sampling_config=seed_config) for seed_config in seeds]
+            )
             for response in so_far:
                 mine = answer([response])
-                own = lone[response.result.sequence_index]
-                assert mine == own if is_exact else mine[0] == own[0]
+                lone_answer = lone[response.result.sequence_index]
+                assert mine == lone_answer if is_exact else mine[0] == lone_answer[0]
 
 
 def test_a_preempted_request_has_the_bits_of_its_lone_run() -> None:
@@ -210,17 +214,23 @@ def test_a_reused_beginning_gives_the_bits_of_a_whole_prompt(family: str) -> Non
 
             tokens += mine[0]
 
-        num_cached = sum(one.num_reused_tokens for one in executor.get_latest_iteration_stats())
+        num_cached = sum(
+            stats_entry.num_reused_tokens for stats_entry in executor.get_latest_iteration_stats()
+        )
         assert num_cached > 100 or not is_exact
-        assert sum(one.num_reused_tokens for one in plain.get_latest_iteration_stats()) == 0
+        assert (
+            sum(stats_entry.num_reused_tokens for stats_entry in plain.get_latest_iteration_stats())
+            == 0
+        )
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", "olmo2"]
-)  # test_families has the others, on the runners
+# test_families has the others, on the runners
+@pytest.mark.parametrize("family", ["llama", "olmo2"])
 def test_greedy_ids_are_those_of_generate(family: str) -> None:
     requests = [
-        one for one in staggered(16, random.Random(5), 200, 60) if one.sampling_config.is_greedy
+        plain_request
+        for plain_request in staggered(16, random.Random(5), 200, 60)
+        if plain_request.sampling_config.is_greedy
     ]
     with Executor(tiny_model(family)) as executor:
         got = take_all(executor, executor.enqueue_requests(requests))
@@ -299,16 +309,16 @@ def test_no_bit_of_an_answer_says_that_a_prefix_was_reused(family: str) -> None:
     config = EngineConfig(max_num_sequences=8, max_kv_cache_tokens=512, max_prefill_tokens=100)
     with Executor(tiny_model(family), config) as executor:
         for retentions in ([None], [None, KEPT, LEFT]):
-            kept = [
-                replace(one, kv_cache_retention_config=choice.choice(retentions))
-                for one in requests
+            retained = [
+                replace(plain_request, kv_cache_retention_config=choice.choice(retentions))
+                for plain_request in requests
             ]
-            assert take_all(executor, executor.enqueue_requests(kept)) == expected
+            assert take_all(executor, executor.enqueue_requests(retained)) == expected
 
         stats = executor.get_latest_iteration_stats()
 
     assert (
-        sum(one.num_reused_tokens for one in stats) > 500
-        and sum(one.num_preemptions for one in stats) > 0
+        sum(plain_request.num_reused_tokens for plain_request in stats) > 500
+        and sum(plain_request.num_preemptions for plain_request in stats) > 0
     )
     assert stats[-1].kv_cache_stats.used_num_blocks == 0

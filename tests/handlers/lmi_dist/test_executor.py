@@ -78,7 +78,7 @@ def collect(executor: Executor, num: int) -> dict[int, list[Response]]:
     """All Responses of `num` requests, by id."""
     got: dict[int, list[Response]] = {}
     deadline = time.monotonic() + TIMEOUT_S
-    while sum(one[-1].is_final for one in got.values()) < num:
+    while sum(responses_of_one[-1].is_final for responses_of_one in got.values()) < num:
         assert time.monotonic() < deadline, "requests without an end"
         for response in executor.await_responses(timeout_s=TIMEOUT_S):
             assert isinstance(response, Response)
@@ -89,11 +89,11 @@ def collect(executor: Executor, num: int) -> dict[int, list[Response]]:
 
 def joined(responses: list[Response]) -> tuple[Any, ...]:
     """What a client has at the end, streamed or not."""
-    results = [one.result for one in responses if one.result is not None]
+    results = [result.result for result in responses if result.result is not None]
     assert len(results) == len(responses), responses[-1].error_msg
     return (
-        [token_id for one in results for token_id in one.output_token_ids[0]],
-        [log_prob for one in results for log_prob in (one.log_probs or [[]])[0]],
+        [token_id for result in results for token_id in result.output_token_ids[0]],
+        [log_prob for result in results for log_prob in (result.log_probs or [[]])[0]],
         results[0].prompt_log_probs,
         results[-1].finish_reasons,
     )
@@ -145,8 +145,12 @@ def test_every_answer_is_the_one_the_request_gets_alone(
         got = collect(executor, len(ids))
         stats = drained(executor)
 
-    assert [joined(got[one]) for one in ids] == [alone(request) for request in requests]
-    assert (sum(one.num_preemptions for one in stats) > 0) == (max_kv_cache_tokens is not None)
+    assert [joined(got[request_id]) for request_id in ids] == [
+        alone(request) for request in requests
+    ]
+    assert (sum(request_id.num_preemptions for request_id in stats) > 0) == (
+        max_kv_cache_tokens is not None
+    )
     assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.states == {}
 
 
@@ -203,9 +207,13 @@ def alone_by_sequence(request: Request, runner: FakeRunner | None = None) -> lis
         for index in range(request.sampling_config.num_return_sequences)
     ]
     lone = [
-        alone(with_sampling(request, seed=one, num_return_sequences=1), runner) for one in seeds
+        alone(with_sampling(request, seed=sequence_seed, num_return_sequences=1), runner)
+        for sequence_seed in seeds
     ]
-    return [(*one[:2], None if index else one[2], one[3]) for index, one in enumerate(lone)]
+    return [
+        (*sequence_seed[:2], None if index else sequence_seed[2], sequence_seed[3])
+        for index, sequence_seed in enumerate(lone)
+    ]
 
 
 @pytest.mark.parametrize("kind", [FakeRunner, SharingRunner])
@@ -235,7 +243,7 @@ def test_each_sequence_of_a_request_is_what_its_own_seed_gives_alone(
         num_sequences = request.sampling_config.num_return_sequences
         assert by_sequence(got[request_id], num_sequences) == alone_by_sequence(request)
 
-    assert (sum(one.num_preemptions for one in stats) > 0) == (max_kv_cache_tokens is not None)
+    assert (sum(stat.num_preemptions for stat in stats) > 0) == (max_kv_cache_tokens is not None)
     assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.states == {}
 
 
@@ -250,9 +258,9 @@ def test_a_prompt_is_computed_once_for_the_sequences_that_find_room_together(
         [responses] = collect(executor, 1).values()
         stats = drained(executor)
 
-    assert len({tuple(one[0]) for one in by_sequence(responses, 16)}) == 16
-    assert sum(one.num_context_tokens for one in stats) == 300 * num_prompts
-    assert sum(one.num_generation_tokens for one in stats) == 16 * 7
+    assert len({tuple(lone_answer[0]) for lone_answer in by_sequence(responses, 16)}) == 16
+    assert sum(lone_answer.num_context_tokens for lone_answer in stats) == 300 * num_prompts
+    assert sum(lone_answer.num_generation_tokens for lone_answer in stats) == 16 * 7
 
 
 def test_a_cancel_while_the_prompt_is_shared_frees_every_slot() -> None:
@@ -270,11 +278,11 @@ def test_a_cancel_while_the_prompt_is_shared_frees_every_slot() -> None:
         got = collect(executor, 2)
         stats = drained(executor)
 
-    assert [one[0] for one in by_sequence(got[first], 6)] == [[]] * 6
-    assert {one.result.finish_reasons[0] for one in got[first] if one.result} == {
+    assert [response[0] for response in by_sequence(got[first], 6)] == [[]] * 6
+    assert {response.result.finish_reasons[0] for response in got[first] if response.result} == {
         FinishReason.CANCELLED
     }
-    assert [len(one[0]) for one in by_sequence(got[second], 2)] == [8, 8]
+    assert [len(response[0]) for response in by_sequence(got[second], 2)] == [8, 8]
     assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.states == {}
 
 
@@ -297,12 +305,12 @@ def test_reused_tokens_are_counted_for_request_step_and_engine() -> None:
         for request in requests:
             executor.enqueue_request(request)
             [responses] = collect(executor, 1).values()
-            results = [one.result for one in responses if one.result is not None]
-            counts.append([one.num_cached_tokens for one in results])
+            results = [result.result for result in responses if result.result is not None]
+            counts.append([result.num_cached_tokens for result in results])
             reused += [
-                one.request_perf_metrics.num_reused_tokens
-                for one in results
-                if one.request_perf_metrics
+                result.request_perf_metrics.num_reused_tokens
+                for result in results
+                if result.request_perf_metrics
             ]
 
         stats = drained(executor)
@@ -310,13 +318,14 @@ def test_reused_tokens_are_counted_for_request_step_and_engine() -> None:
     assert counts == [[0, 0], [96, 0], [96, 96]] and reused == [0, 96], (
         "requests are told of whole parts"
     )
-    assert sum(one.num_reused_tokens for one in stats) == 2 * 104
+    assert sum(result.num_reused_tokens for result in stats) == 2 * 104
 
     cache = stats[-1].kv_cache_stats
+    # The second sequence shares six, too
     assert (cache.used_num_blocks, cache.reused_blocks) == (
         0,
         6 + 6 + 6,
-    )  # the second sequence shares six, too
+    )
     assert cache.alloc_total_blocks == cache.alloc_new_blocks + cache.reused_blocks
 
 
@@ -350,7 +359,7 @@ def test_a_broken_step_leaves_no_block_to_reuse() -> None:
 def collect_errors(executor: Executor, request: Request) -> list[str]:
     executor.enqueue_request(request)
     [responses] = collect(executor, 1).values()
-    return [one.error_msg for one in responses]
+    return [response.error_msg for response in responses]
 
 
 def test_a_request_without_a_seed_is_answered_afresh_each_time() -> None:
@@ -368,12 +377,11 @@ def test_a_long_prompt_does_not_hold_up_who_decodes() -> None:
         collect(executor, 2)
         stats = drained(executor)
 
-    num_context_tokens = [one.num_context_tokens for one in stats]
-    assert (
-        num_context_tokens[0] == 128 and sum(num_context_tokens) == 483
-    )  # the first step has the short prompt, too
+    num_context_tokens = [stat.num_context_tokens for stat in stats]
+    # The first step has the short prompt, too
+    assert num_context_tokens[0] == 128 and sum(num_context_tokens) == 483
     assert all(0 <= num_tokens <= 128 for num_tokens in num_context_tokens)
-    assert all(one.num_generation_tokens == 1 for one in stats[1:30])
+    assert all(stat.num_generation_tokens == 1 for stat in stats[1:30])
 
 
 def test_priority_decides_who_is_admitted() -> None:
@@ -404,7 +412,7 @@ def test_prompt_log_probs_are_the_same_however_the_prompt_is_cut() -> None:
         for position in (1, 127, 128, 129, 256, 399):
             expected = log_softmax(runner.logits(list(prompt[:position])))
             assert notes[position].log_prob == pytest.approx(expected[prompt[position]], abs=1e-5)
-            assert [one.token_id for one in notes[position].top] == expected.argsort()[
+            assert [top_token.token_id for top_token in notes[position].top] == expected.argsort()[
                 :-3:-1
             ].tolist()
 
@@ -423,12 +431,14 @@ def test_an_answer_ends_where_the_whole_cache_is_full() -> None:
             ask(*[1] * 63),
         ]
         ids = executor.enqueue_requests(requests)
-        results = {one: joined(responses) for one, responses in collect(executor, 4).items()}
+        results = {
+            request_id: joined(responses) for request_id, responses in collect(executor, 4).items()
+        }
 
-        assert [(len(results[one][0]), results[one][3]) for one in ids] == [
+        assert [(len(results[request_id][0]), results[request_id][3]) for request_id in ids] == [
             (num_tokens, [FinishReason.LENGTH]) for num_tokens in (4, 61, 61, 1)
         ]
-        assert sum(one.num_preemptions for one in drained(executor)) > 0
+        assert sum(request_id.num_preemptions for request_id in drained(executor)) > 0
 
         with pytest.raises(
             InvalidParameter, match="shorter than .* context of 64 tokens, given '64 tokens'"
@@ -483,7 +493,7 @@ def test_a_cancel_frees_slot_and_blocks_before_the_next_step() -> None:
         stats = drained(executor)
 
     assert joined(got[first])[3] == [FinishReason.CANCELLED]
-    assert [one.kv_cache_stats.used_num_blocks for one in stats] == [8, 1, 1, 0]
+    assert [stat.kv_cache_stats.used_num_blocks for stat in stats] == [8, 1, 1, 0]
     assert all(chunk.slot == 1 for plan in runner.plans[1:] for chunk in plan.chunks)
 
 
@@ -509,7 +519,9 @@ def test_logits_that_are_not_numbers_fail_their_request_alone(poison: float) -> 
         assert response.error is not None and response.error.kind is ErrorKind.GENERATION
         assert "not numbers" in response.error_msg
 
-    assert [joined(got[one]) for one in ids[:6]] == [alone(one, runner) for one in requests]
+    assert [joined(got[request_id]) for request_id in ids[:6]] == [
+        alone(request_id, runner) for request_id in requests
+    ]
 
 
 class BreakingRunner(FakeRunner):
@@ -534,7 +546,8 @@ class BreakingRunner(FakeRunner):
     [
         torch.OutOfMemoryError("CUDA out of memory"),
         MemoryError("no memory"),
-        MemoryError(),  # as Python raises it, without a message
+        # As Python raises it, without a message
+        MemoryError(),
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you "
             "tried to"
@@ -601,8 +614,9 @@ def test_out_of_memory_that_repeats_ends_one_request_each_time_and_never_the_eng
         got = collect(executor, len(ids))
         assert executor.can_enqueue_requests()
 
-    failed = [one for one in ids if got[one][-1].error is not None]
-    assert failed == ids[2:]  # the longest went first
+    failed = [request_id for request_id in ids if got[request_id][-1].error is not None]
+    # The longest went first
+    assert failed == ids[2:]
 
 
 def test_a_step_that_runs_out_of_memory_while_it_samples_is_repeated_by_the_others() -> None:
@@ -662,7 +676,7 @@ def test_a_step_that_raises_ends_its_requests_and_spares_the_queue() -> None:
         assert response.error is not None and response.error.kind is ErrorKind.GENERATION
         assert response.error_msg == "the step failed: bad kernel"
 
-    assert all(got[one][-1].error is None for one in ids[2:])
+    assert all(got[request_id][-1].error is None for request_id in ids[2:])
 
 
 def test_three_broken_steps_in_a_row_stop_the_engine_and_end_everyone() -> None:
@@ -670,7 +684,7 @@ def test_three_broken_steps_in_a_row_stop_the_engine_and_end_everyone() -> None:
     with Executor(runner, EngineConfig(max_num_sequences=1)) as executor:
         ids = executor.enqueue_requests([ask() for _ in range(5)])
         got = collect(executor, 5)
-        kinds = [got[one][-1].error.kind for one in ids]  # type: ignore[union-attr]
+        kinds = [got[request_id][-1].error.kind for request_id in ids]  # type: ignore[union-attr]
 
         assert kinds == [ErrorKind.GENERATION] * 3 + [ErrorKind.ENGINE_LOST] * 2
         assert not executor.can_enqueue_requests()
@@ -693,7 +707,7 @@ def test_a_good_step_between_broken_ones_starts_the_count_again() -> None:
         got = collect(executor, 12)
         assert executor.can_enqueue_requests()
 
-    assert [got[one][-1].has_error() for one in ids] == [True, True, False] * 4
+    assert [got[request_id][-1].has_error() for request_id in ids] == [True, True, False] * 4
 
 
 def test_request_statistics_are_kept_only_when_asked_for() -> None:

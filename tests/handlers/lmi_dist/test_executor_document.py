@@ -30,7 +30,8 @@ def early_end() -> int:
         [responses] = collect(executor, 1).values()
 
     tokens = {
-        one.get_result().sequence_index: one.get_result().output_token_ids[0] for one in responses
+        response.get_result().sequence_index: response.get_result().output_token_ids[0]
+        for response in responses
     }
     assert tokens[1][1] not in (*tokens[0], *tokens[2], tokens[1][0]), "choose another seed"
     return tokens[1][1]
@@ -44,7 +45,9 @@ def test_three_sequences_have_the_flags_of_the_page() -> None:
         [responses] = collect(executor, 1).values()
 
     results = [response.get_result() for response in responses]
-    flags = [(one.sequence_index, one.is_sequence_final, one.is_final) for one in results]
+    flags = [
+        (result.sequence_index, result.is_sequence_final, result.is_final) for result in results
+    ]
     first = flags[:3]
     second = flags[3:6]
     third = flags[6:]
@@ -55,7 +58,11 @@ def test_three_sequences_have_the_flags_of_the_page() -> None:
     )
     assert third == [(0, True, False), (2, True, True)]
 
-    reasons = {one.sequence_index: one.finish_reasons for one in results if one.is_sequence_final}
+    reasons = {
+        result.sequence_index: result.finish_reasons
+        for result in results
+        if result.is_sequence_final
+    }
     length = [FinishReason.LENGTH]
 
     assert reasons == {0: length, 1: [FinishReason.END_ID], 2: length}
@@ -67,9 +74,9 @@ def test_not_streamed_sequences_have_a_response_each() -> None:
         [responses] = collect(executor, 1).values()
 
     results = [response.get_result() for response in responses]
-    assert [one.sequence_index for one in results] == [0, 1, 2]
-    assert [one.is_final for one in results] == [False, False, True] and all(
-        one.is_sequence_final for one in results
+    assert [result.sequence_index for result in results] == [0, 1, 2]
+    assert [result.is_final for result in results] == [False, False, True] and all(
+        result.is_sequence_final for result in results
     )
 
 
@@ -79,9 +86,9 @@ def test_one_sequence_streams_its_tokens_and_its_flags_are_alike() -> None:
             executor.enqueue_request(Request([1, 2, 3], 4, streaming))
             [responses] = collect(executor, 1).values()
             results = [response.get_result() for response in responses]
-            assert [one.is_final for one in results] == [False] * (num_responses - 1) + [True]
-            assert all(one.is_final == one.is_sequence_final for one in results)
-            assert sum(len(one.output_token_ids[0]) for one in results) == 4
+            assert [result.is_final for result in results] == [False] * (num_responses - 1) + [True]
+            assert all(result.is_final == result.is_sequence_final for result in results)
+            assert sum(len(result.output_token_ids[0]) for result in results) == 4
 
 
 def test_the_executor_of_the_page_is_built_of_a_path_or_of_buffers_and_runs_requests_together() -> (
@@ -100,7 +107,7 @@ def test_the_executor_of_the_page_is_built_of_a_path_or_of_buffers_and_runs_requ
             both = executor.await_responses(ids, TIMEOUT_S)
 
             assert [
-                [one.client_id for one in responses if isinstance(one, Response)]
+                [response.client_id for response in responses if isinstance(response, Response)]
                 for responses in both
             ] == [
                 [7],
@@ -114,8 +121,8 @@ def test_the_executor_of_the_page_is_built_of_a_path_or_of_buffers_and_runs_requ
             assert sum(step.num_completed_requests for step in steps) == 2
 
             stats = executor.get_latest_request_stats()
-            assert [one.iter for one in stats] == [one.iter for one in steps]
-            assert {one.id for step in stats for one in step.request_stats} == set(ids)
+            assert [response.iter for response in stats] == [response.iter for response in steps]
+            assert {response.id for step in stats for response in step.request_stats} == set(ids)
             assert (
                 executor.get_latest_iteration_stats() == executor.get_latest_request_stats() == []
             )

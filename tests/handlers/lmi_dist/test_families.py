@@ -34,12 +34,12 @@ from tests.handlers.lmi_dist.whole_sequence import read_program
 from tests.tiny_models import CONTEXT_LENGTH, FAMILIES, VOCAB_SIZE, tiny_model
 
 ROOT = Path(__file__).resolve().parents[3]
-OURS = [
-    family for family in FAMILIES if family not in ("olmo2", "olmo2_tied", "llama_deep")
-]  # the families that the generic decoder knows
+# The families that the generic decoder knows
+OURS = [family for family in FAMILIES if family not in ("olmo2", "olmo2_tied", "llama_deep")]
 LENGTHS = [1, 3, 40, 127, 128, 129, 200, 300]
 NUM_ANSWERS = 12
-TIE = 1e-4  # when the two best logits of the reference are this close, either is right
+# When the two best logits of the reference are this close, either is right
+TIE = 1e-4
 
 
 def generate(path: Path, prompt: list[int]) -> tuple[list[int], list[float]]:
@@ -148,12 +148,12 @@ def test_a_head_that_is_the_embedding_stays_tied_to_it(
 ) -> None:
     embedding = load_file(tiny_model("llama") / "model.safetensors")["model.embed_tokens.weight"]
     folder = with_tensors(tmp_path / "model", "llama", {"lm_head.weight": embedding.clone()})
-    expected, given = (
+    expected, actual = (
         load_native(path, max_length=64).program for path in (tiny_model("llama"), folder)
     )
 
     assert not caplog.records
-    assert len(given.operations) == len(expected.operations)
+    assert len(actual.operations) == len(expected.operations)
 
     [*_, last] = read_program(str(folder), 64).operations
     [first, *_] = read_program(str(folder), 64).operations
@@ -184,9 +184,8 @@ def test_facts_are_known_without_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     facts = read_facts(str(tmp_path))
     assert (facts.vocab_size, facts.context_length) == (VOCAB_SIZE, CONTEXT_LENGTH)
-    assert (
-        facts.kv_bytes_per_token(2) == 2 * 2 * 1 * 16 * 2
-    )  # k and v, layers, heads, channels, bytes
+    # k and v, layers, heads, channels, bytes
+    assert facts.kv_bytes_per_token(2) == 2 * 2 * 1 * 16 * 2
 
 
 @pytest.mark.parametrize(

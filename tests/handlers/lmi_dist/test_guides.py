@@ -57,7 +57,8 @@ from tests.tiny_models import tiny_model
 TIMEOUT_S = 120.0
 END = 0
 TEXTS = ["<end>", *'{}[]":,-. ', *"0123456789", *"abcdefghijklmnopqrstuvwxyz", "ab", "yes"]
-VOCAB_SIZE = 64  # of the logits: wider than the vocabulary
+# Of the logits: wider than the vocabulary
+VOCAB_SIZE = 64
 CONFIG = GuidedDecodingConfig(TEXTS, stop_token_ids=[END])
 GUIDED = ExecutorConfig(guided_decoding_config=CONFIG)
 FIELD = "guided_decoding_params"
@@ -83,7 +84,8 @@ REGEX = r"[a-c]{2,4}(-\d+)?(x|yes){1,3}"
 EXPLODING = (
     '{"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}], "title": "%d"}'
 )
-FAILING = (  # at the first of 2^40 letters, which is not among the masks that are tried
+# At the first of 2^40 letters, which is not among the masks that are tried
+FAILING = (
     "root ::= [abc]{8} x0\n"
     + "".join(f"x{i} ::= x{i + 1} x{i + 1}\n" for i in range(40))
     + 'x40 ::= "i" | endless\nendless ::= "i" endless'
@@ -92,8 +94,8 @@ FAILING = (  # at the first of 2^40 letters, which is not among the masks that a
 
 def guided(kind: GuideType, guide: str | None = None, **fields: Any) -> Request:
     params = GuidedDecodingParams(kind, guide)
-    given = {"input_token_ids": (1, 2, 3), "max_tokens": 40, "end_id": END, FIELD: params}
-    return Request(**{**given, **fields})
+    defaults = {"input_token_ids": (1, 2, 3), "max_tokens": 40, "end_id": END, FIELD: params}
+    return Request(**{**defaults, **fields})
 
 
 regex = partial(guided, GuideType.REGEX)
@@ -114,12 +116,12 @@ def responses_of(executor: Executor, request: Request) -> list[Response]:
 
 def collect_ids(executor: Executor, ids: list[int]) -> dict[int, list[Response]]:
     """All Responses of these requests; others may be in flight."""
-    got: dict[int, list[Response]] = {one: [] for one in ids}
+    got: dict[int, list[Response]] = {request_id: [] for request_id in ids}
     deadline = time.monotonic() + TIMEOUT_S
-    for one in ids:
-        while not got[one] or not got[one][-1].is_final:
+    for request_id in ids:
+        while not got[request_id] or not got[request_id][-1].is_final:
             assert time.monotonic() < deadline, "a request without an end"
-            got[one] += executor.await_responses(one, 1.0)
+            got[request_id] += executor.await_responses(request_id, 1.0)
 
     return got
 
@@ -203,7 +205,8 @@ def test_with_ignore_eos_end_tokens_fill_the_answer(executor: Executor) -> None:
 def test_each_of_several_answers_follows_the_guide_by_itself(executor: Executor) -> None:
     request = regex("[a-z]{1,9}", sampling_config=sampled(num_return_sequences=8))
     texts = {
-        text_of(one.get_result().output_token_ids[0]) for one in responses_of(executor, request)
+        text_of(response.get_result().output_token_ids[0])
+        for response in responses_of(executor, request)
     }
     assert len(texts) > 1 and all(re.fullmatch("[a-z]{1,9}", text) for text in texts)
 
@@ -351,19 +354,21 @@ def test_a_first_guide_waits_behind_no_other_client_s_costly_ones(executor: Exec
 def test_a_guide_that_is_slow_to_follow_ends_only_its_request(executor: Executor) -> None:
     result_of(executor, regex("a"))
     compiled = executor._guides.outcomes.of(GuidedDecodingParams(GuideType.REGEX, "a")).result()
-    [slow], [other] = (sequences_of(EmbeddedSequence, number, regex("a"), 100) for number in (1, 2))
-    for sequence in (slow, other):
+    [slow], [further_sequence] = (
+        sequences_of(EmbeddedSequence, number, regex("a"), 100) for number in (1, 2)
+    )
+    for sequence in (slow, further_sequence):
         equip(sequence, compiled)
 
     cast(Guide, slow.guide).note(slow, 0.06)
-    cast(Guide, other.guide).note(other, 0.04)
+    cast(Guide, further_sequence.guide).note(further_sequence, 0.04)
 
     assert (
         slow.error is not None
         and slow.error.kind is ErrorKind.INVALID
         and "quick to follow" in slow.error.message
     )
-    assert other.error is None
+    assert further_sequence.error is None
 
 
 def test_a_guide_that_fails_in_the_middle_of_an_answer_ends_only_its_request_with_an_error(
@@ -371,8 +376,8 @@ def test_a_guide_that_fails_in_the_middle_of_an_answer_ends_only_its_request_wit
 ) -> None:
     """After it llguidance allows its end ids, as after a whole answer."""
     failing = executor.enqueue_request(guided(GuideType.EBNF_GRAMMAR, FAILING, streaming=True))
-    other = executor.enqueue_request(regex("[a-z]{30}"))
-    got = collect_ids(executor, [failing, other])
+    neighbour_id = executor.enqueue_request(regex("[a-z]{30}"))
+    got = collect_ids(executor, [failing, neighbour_id])
     *texts, last = got[failing]
 
     assert last.error is not None and (last.error.kind, last.error.field) == (
@@ -386,7 +391,7 @@ def test_a_guide_that_fails_in_the_middle_of_an_answer_ends_only_its_request_wit
     assert re.fullmatch(
         "[abc]{8}i", "".join(text_of(one.get_result().output_token_ids[0]) for one in texts)
     )
-    assert len(text_of(got[other][-1].get_result().output_token_ids[0])) == 30
+    assert len(text_of(got[neighbour_id][-1].get_result().output_token_ids[0])) == 30
 
 
 def test_a_guide_of_which_a_copy_has_failed_is_compiled_again(executor: Executor) -> None:
@@ -431,9 +436,13 @@ def test_a_guide_that_fails_ends_only_its_request(executor: Executor) -> None:
 def test_guides_catch_up_while_the_model_runs() -> None:
     class WaitingRunner(FakeRunner):
         def forward(self, plan: Plan) -> Floats:
-            guided = [(one.guide, one) for one in executor._scheduler.running if one.num_generated]
+            guided = [
+                (tracked.guide, tracked)
+                for tracked in executor._scheduler.running
+                if tracked.num_generated
+            ]
             wait_until(
-                lambda: not any(guide.is_behind(one) for guide, one in guided),
+                lambda: not any(guide.is_behind(tracked) for guide, tracked in guided),
                 "all have followed",
                 TIMEOUT_S,
             )
@@ -454,7 +463,9 @@ def test_a_request_can_be_cancelled_and_time_out_while_its_guide_is_compiled(
     late = executor.enqueue_request(exploding(2, allotted_time_ms=100))
     executor.cancel_request(cancelled)
     got = collect_ids(executor, [cancelled, late])
-    assert [got[one][-1].get_result().finish_reasons for one in (cancelled, late)] == [
+    assert [
+        got[request_id][-1].get_result().finish_reasons for request_id in (cancelled, late)
+    ] == [
         [FinishReason.CANCELLED],
         [FinishReason.TIMED_OUT],
     ]
@@ -477,7 +488,8 @@ def test_the_compilation_of_a_guide_ends_when_the_last_request_that_waits_for_it
         executor.cancel_request(ids[0])
         collect_ids(executor, [ids[0]])
         if processes.descendants(pid) == forks:
-            break  # else it has reached its own limit meanwhile, as on a busy machine it may
+            # Else it has reached its own limit meanwhile, as on a busy machine it may
+            break
 
         collect_ids(executor, [ids[1]])
     else:
@@ -499,7 +511,7 @@ def test_an_option_gives_json_its_spaces() -> None:
     )
     with Executor(tiny_model("llama"), config) as loose:
         tokenizer = tokenizers.Tokenizer.from_file(str(tiny_model("llama") / "tokenizer.json"))
-        bias = tuple((one, 20.0) for one in [tokenizer.token_to_id("\u0120")])
+        bias = tuple((token_id, 20.0) for token_id in [tokenizer.token_to_id("\u0120")])
         result = result_of(loose, msgspec.structs.replace(request, embedding_bias=bias))
 
         assert " " in tokenizer.decode(result.output_token_ids[0])
@@ -524,16 +536,17 @@ def test_requests_with_the_same_guide_compile_it_once(executor: Executor) -> Non
 
 
 def test_guides_are_kept_up_to_a_number_and_a_size() -> None:
-    kept = Kept[Exception](max_num=3, max_chars=100)
+    cache = Kept[Exception](max_num=3, max_chars=100)
     guides = [GuidedDecodingParams(GuideType.REGEX, str(number) * 20) for number in range(6)]
     for guide in guides[:3]:
-        kept.put(guide, InvalidRequest("wrong"))
+        cache.put(guide, InvalidRequest("wrong"))
 
-    kept.move_to_end(guides[0])  # now it was used last
-    kept.put(guides[3], InvalidRequest("wrong"))
-    assert list(kept) == [guides[2], guides[0], guides[3]]
-    kept.put(GuidedDecodingParams(GuideType.REGEX, "x" * 90), InvalidRequest("wrong"))
-    assert len(kept) == 1 and kept.num_chars == 90
+    # Now it was used last
+    cache.move_to_end(guides[0])
+    cache.put(guides[3], InvalidRequest("wrong"))
+    assert list(cache) == [guides[2], guides[0], guides[3]]
+    cache.put(GuidedDecodingParams(GuideType.REGEX, "x" * 90), InvalidRequest("wrong"))
+    assert len(cache) == 1 and cache.num_chars == 90
 
 
 def test_the_process_is_started_again_after_its_end_and_ends_with_the_engine() -> None:
@@ -633,16 +646,16 @@ def test_every_answer_is_the_one_the_request_gets_alone() -> None:
     with steady(Executor(runner, config)) as executor:
         executor._scheduler.drafts = True  # a server's option
         for request in requests:
-            responses_of(
-                executor, msgspec.structs.replace(request, max_tokens=1)
-            )  # now its guide is compiled
+            # Now its guide is compiled
+            responses_of(executor, msgspec.structs.replace(request, max_tokens=1))
 
-        ids = executor.enqueue_requests(requests)  # and all start together
+        # And all start together
+        ids = executor.enqueue_requests(requests)
         got = collect(executor, len(requests))
         stats = executor.get_latest_iteration_stats()
 
-    assert [joined(got[one]) for one in ids] == alone
-    assert sum(one.num_preemptions for one in stats) > 0
+    assert [joined(got[request_id]) for request_id in ids] == alone
+    assert sum(request_id.num_preemptions for request_id in stats) > 0
     assert any(len(chunk.token_ids) > 1 for plan in runner.plans for chunk in plan.decodes), (
         "drafts"
     )
@@ -693,9 +706,14 @@ def test_the_config_of_a_folder_is_what_the_recipe_finds(folder: str) -> None:
     encoded_vocab = [token for token, _ in sorted(encoded_vocab.items(), key=lambda x: x[1])]
     tokenizer_str = tokenizer.backend_tokenizer.to_str()
     stop_token_ids = [tokenizer.eos_token_id]
-    found = read_config(path)
-    assert (found.encoded_vocab, found.stop_token_ids) == (encoded_vocab, stop_token_ids)
-    assert without_post_processor(found.tokenizer_str) == without_post_processor(tokenizer_str)
+    tokenizer_config = read_config(path)
+    assert (tokenizer_config.encoded_vocab, tokenizer_config.stop_token_ids) == (
+        encoded_vocab,
+        stop_token_ids,
+    )
+    assert without_post_processor(tokenizer_config.tokenizer_str) == without_post_processor(
+        tokenizer_str
+    )
 
 
 def without_post_processor(tokenizer_str: str | None) -> dict[str, Any]:
@@ -753,12 +771,13 @@ def test_a_thousand_sampled_answers_fit_their_guide(
     guide: str | None,
     is_valid: Any,
 ) -> None:
+    # Without them a random model rarely comes to an end
     weights = {
         "}": 8.0,
         '"': 9.0,
         "]": 8.0,
         ")": 8.0,
-    }  # without them a random model rarely comes to an end
+    }
     bias = tuple((tokenizer.token_to_id(text), weight) for text, weight in weights.items())
     requests = [
         guided(
@@ -834,11 +853,13 @@ def test_an_answer_fits_its_schema(
     request = guided(
         GuideType.JSON_SCHEMA, json.dumps(schema), sampling_config=sampling, embedding_bias=bias
     )
-    results = [one.get_result() for one in responses_of(model, request)]
+    results = [result.get_result() for result in responses_of(model, request)]
     ids = [
-        one.output_token_ids[0] for one in results if one.finish_reasons == [FinishReason.END_ID]
+        result.output_token_ids[0]
+        for result in results
+        if result.finish_reasons == [FinishReason.END_ID]
     ]
     assert len(ids) > 10, "most answers must come to their end"
 
-    for one in ids:
-        jsonschema.validate(json.loads(tokenizer.decode(one)), schema)
+    for result in ids:
+        jsonschema.validate(json.loads(tokenizer.decode(result)), schema)

@@ -82,9 +82,9 @@ def test_a_machine_without_the_library_runs_torch() -> None:
     environment = os.environ | {"LMI_NATIVE_LIBRARY": "/nowhere/lmi_kernels.so"}
     command = [sys.executable, "-c", code, str(tiny_model("llama"))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    line, chosen = done.stdout.splitlines()
+    line, library_name = done.stdout.splitlines()
 
     assert (
         line.startswith("kernels: torch, because lmi_kernels.so cannot be loaded")
-        and chosen == "None"
+        and library_name == "None"
     )

@@ -40,7 +40,8 @@ def sites_of_model(family: str = "llama_wide") -> Any:
 
 
 def loader_of(family: str, *, allow_pickle: bool = False) -> LoraLoader[Tensor]:
-    steps: list[StepInputs] = []  # the loader makes none
+    # The loader makes none
+    steps: list[StepInputs] = []
     facts = read_facts(str(tiny_model(family)))
     limits = LoraLimits(max_rank=MAX_RANK)
     config = EngineConfig(allow_pickle=allow_pickle)
@@ -120,7 +121,9 @@ def test_the_weights_say_which_linears_an_adapter_changes_and_no_pattern_is_foll
     folder = write_adapter(tmp_path / "adapter", seed=1)
     before = read(folder)
     after = read(configure(folder, **settings))
-    assert [one is None for one in after] == [one is None for one in before]
+    assert [read_adapter is None for read_adapter in after] == [
+        read_adapter is None for read_adapter in before
+    ]
     assert torch.equal(after[0].up, before[0].up)
 
 
@@ -142,8 +145,8 @@ def test_a_name_fits_the_paths_that_peft_finds(pattern: str) -> None:
         *(f"model.layers.{layer}.{name}" for layer in (1, 11) for name in MODULES),
     ]
     check_names(rank_pattern=[pattern])
-    found = [re.match(rf"(.*\.)?({pattern})$", path) is not None for path in paths]
-    assert [is_end(pattern, path) for path in paths] == found
+    matches = [re.match(rf"(.*\.)?({pattern})$", path) is not None for path in paths]
+    assert [is_end(pattern, path) for path in paths] == matches
 
 
 def renamed(old: str, new: str) -> Callable[[Tensors], object]:
@@ -254,13 +257,14 @@ def test_the_weight_that_peft_saves_beside_an_adapter_of_the_head_may_be_the_mod
 ) -> None:
     """In the dtype in which the adapter was trained."""
     name = "base_model.model.lm_head.base_layer.weight"
-    for family in ("llama", "llama_wide"):  # the first one's is tied
+    # The first one's is tied
+    for family in ("llama", "llama_wide"):
         folder = peft_adapters.make(
             tiny_model(family), tmp_path / family, target_modules=["lm_head"]
         )
         change(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
-        *others, head = read(folder, family=family)
-        assert others == [None] * len(others) and head is not None
+        *further_targets, head = read(folder, family=family)
+        assert further_targets == [None] * len(further_targets) and head is not None
 
         change(folder, lambda tensors: tensors[name][7, 7].mul_(1.5))
         with pytest.raises(NotUsable, match=f"changes {name}"):
@@ -285,15 +289,15 @@ def test_pickled_weights_are_read_only_where_pickles_are_allowed(tmp_path: Path)
     with pytest.raises(SecurityRefused, match="adapter_model.bin: pickled weights can run code"):
         read(folder)
 
-    given = read(folder, allow_pickle=True)
-    assert torch.equal(given[0].up, expected[0].up)
+    from_pickle = read(folder, allow_pickle=True)
+    assert torch.equal(from_pickle[0].up, expected[0].up)
 
 
 def test_what_a_site_joins_lies_on_a_diagonal_with_the_scale_in_it(tmp_path: Path) -> None:
     folder = configure(write_adapter(tmp_path / "adapter", seed=1), alpha_pattern={"v_proj": 2})
     tensors = load_file(folder / "adapter_model.safetensors")
-    qkv, *others = read(folder)[:4]
-    assert others == [None] * 3
+    qkv, *further_targets = read(folder)[:4]
+    assert further_targets == [None] * 3
 
     (q_down, q_up), (v_down, v_up) = (
         [tensors[f"{STEM}.{module}.lora_{part}.weight"] for part in "AB"] for module in OUT_FEATURES

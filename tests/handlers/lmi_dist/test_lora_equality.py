@@ -30,9 +30,8 @@ from tests.tiny_models import VOCAB_SIZE, tiny_model
 LORA = {"enable_lora": "true", "max_lora_rank": "8", "max_loras": "3"}
 CONFIG = EngineConfig(options=LORA)
 IDS = [(11 * index * index + 3) % VOCAB_SIZE for index in range(80)]
-TIE = (
-    1e-3  # two logits this close count as equal; sums are rounded elsewhere than in a merged weight
-)
+# Two logits this close count as equal; sums are rounded elsewhere than in a merged weight
+TIE = 1e-3
 ALL: dict[str, Any] = {"target_modules": "all-linear"}
 OUR_OPT = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
 
@@ -115,9 +114,9 @@ def test_answers_are_token_by_token_those_of_the_merged_model(case: tuple[Path, 
         rows = peft_adapters.logits_of(merged if request.lora_config else base, ids)[
             -len(tokens) - 1 : -1
         ]
-        chosen = rows.gather(1, torch.tensor(tokens)[:, None])
+        chosen_logits = rows.gather(1, torch.tensor(tokens)[:, None])
 
-        assert bool((chosen[:, 0] >= rows.max(1).values - TIE).all())
+        assert bool((chosen_logits[:, 0] >= rows.max(1).values - TIE).all())
 
     assert answers[2][0] != answers[5][0], "the adapter changes nothing"
 
@@ -259,7 +258,9 @@ def test_requests_that_share_beginnings_and_steps_have_the_bits_of_their_lone_ru
     ) as executor:
         load_all(executor, adapters)
         got = take_all(executor, executor.enqueue_requests(requests))
-        num_reused = sum(one.num_reused_tokens for one in executor.get_latest_iteration_stats())
+        num_reused = sum(
+            stats_entry.num_reused_tokens for stats_entry in executor.get_latest_iteration_stats()
+        )
 
     assert got == expected
     assert num_reused > 10 * TOKENS_PER_BLOCK

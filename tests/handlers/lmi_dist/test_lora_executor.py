@@ -22,7 +22,8 @@ from tests.handlers.lmi_dist.test_equality import TIMEOUT_S, Answer, alone, take
 from tests.handlers.vllm.small_adapters import write_adapter
 from tests.tiny_models import tiny_model
 
-PROMPT = tuple(range(11, 150))  # two blocks and more
+# Two blocks and more
+PROMPT = tuple(range(11, 150))
 
 
 def new_executor(**options: str) -> EmbeddedExecutor:
@@ -137,12 +138,12 @@ def test_requests_go_on_while_an_adapter_is_read(folders: dict[str, Path]) -> No
         reading = threading.Event()
         go_on = threading.Event()
         loader = executor._lora._loader  # type: ignore[union-attr]
-        read = loader.read
+        read_file = loader.read
 
         def read_slowly(path: str) -> Any:
             reading.set()
             assert go_on.wait(TIMEOUT_S)
-            return read(path)
+            return read_file(path)
 
         loader.read = read_slowly  # type: ignore[method-assign]
         thread = threading.Thread(target=executor.load_adapter, args=("b", str(folders["b"])))
@@ -230,9 +231,9 @@ def test_weights_used_longest_ago_are_dropped_and_read_again(
 
         expected = {name: lone(executor, name) for name in "abc"}
         assert len({tuple(answer[0]) for answer in expected.values()}) == 3
-        assert [one.name for one in lora._resident.values()] == ["b", "c"]
+        assert [adapter.name for adapter in lora._resident.values()] == ["b", "c"]
         assert lone(executor, "a") == expected["a"]
-        assert [one.name for one in lora._resident.values()] == ["c", "a"]
+        assert [adapter.name for adapter in lora._resident.values()] == ["c", "a"]
 
         shutil.rmtree(tmp_path / "b")
         ids = executor.enqueue_requests([asking("c"), asking("b", num_sequences=2), asking("a")])
@@ -253,7 +254,7 @@ def test_memory_has_no_more_weights_than_it_may_also_when_adapters_are_loaded(
             executor.load_adapter(name, str(folder))
 
         assert executor._lora is not None
-        assert [one.name for one in executor._lora._resident.values()] == ["c", "d"]
+        assert [adapter.name for adapter in executor._lora._resident.values()] == ["c", "d"]
         assert executor.info.adapters == ("a", "b", "c", "d") and lone(executor, "a") != lone(
             executor, "b"
         )
@@ -267,7 +268,7 @@ def test_a_pinned_adapter_keeps_its_weights(folders: dict[str, Path]) -> None:
             assert lone(executor, name)
 
         assert executor._lora is not None and "a" in [
-            one.name for one in executor._lora._resident.values()
+            adapter.name for adapter in executor._lora._resident.values()
         ]
 
         with pytest.raises(OutOfMemory, match="2 adapters fit into a batch"):

@@ -99,11 +99,16 @@ def test_a_guide_holds_beside_other_adapters(executor: Executor) -> None:
     ]
     together = results(executor, requests)
     alone = [results(executor, [request])[0] for request in requests]
-    assert [bits(one) for one in together] == [bits(one) for one in alone]
+    assert [bits(token_result) for token_result in together] == [
+        bits(token_result) for token_result in alone
+    ]
 
     ids = json.loads((tiny_model(MODEL) / "tokenizer.json").read_text())["model"]["vocab"]
     words = {token_id: word for word, token_id in ids.items()}
-    texts = ["".join(words[one] for one in result.output_token_ids[0]) for result in together[::2]]
+    texts = [
+        "".join(words[token_result] for token_result in result.output_token_ids[0])
+        for result in together[::2]
+    ]
 
     assert all(re.fullmatch("[ab]{16,40}", text) for text in texts), texts
 
@@ -111,20 +116,20 @@ def test_a_guide_holds_beside_other_adapters(executor: Executor) -> None:
 def test_hidden_states_are_those_of_the_merged_model(
     executor: Executor, folders: dict[str, Path]
 ) -> None:
-    wanted = AdditionalModelOutput("hidden_states", gather_context=True)
+    hidden_states = AdditionalModelOutput("hidden_states", gather_context=True)
     for name in (*NAMES, None):
-        output = OutputConfig(additional_model_outputs=(wanted,))
+        output = OutputConfig(additional_model_outputs=(hidden_states,))
         request = named(asking(4, output_config=output, cache_salt=f"whole {name}"), name)
         [result] = results(executor, [request])
         rows = result.additional_outputs["context_hidden_states"]
-        given = torch.frombuffer(bytearray(rows.data), dtype=torch.float32).view(*rows.shape)
+        states = torch.frombuffer(bytearray(rows.data), dtype=torch.float32).view(*rows.shape)
         model = peft_adapters.merged(tiny_model(MODEL), folders.get(name or ""))
         with torch.inference_mode():
             expected = model.model(
                 torch.tensor([request.input_token_ids]), use_cache=False
             ).last_hidden_state[0]
 
-        assert torch.allclose(given.reshape(expected.shape), expected, atol=1e-3)
+        assert torch.allclose(states.reshape(expected.shape), expected, atol=1e-3)
 
 
 def asking(max_tokens: int, **more: Any) -> Request:

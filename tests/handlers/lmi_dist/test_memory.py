@@ -113,13 +113,13 @@ def test_blocks_that_nobody_uses_are_given_back_when_memory_is_short(
     here = Machine(monkeypatch, num_blocks=10)
     watch = here.watch(cache, memory)
     watch.look()
-    kept = taken(cache, 3)
+    kept_slot = taken(cache, 3)
     cached = taken(cache, 3)
     cache.store(cached, Root(None), list(range(48)), 48)
     cache.free(cached)
 
     here.later(watch, 4)
-    assert len(memory.given_back) == 2 and not set(memory.given_back) & set(cache.table(kept))
+    assert len(memory.given_back) == 2 and not set(memory.given_back) & set(cache.table(kept_slot))
     assert cache.num_free_blocks == 1 and cache.num_new == 6
     assert len(cache.find(Root(None), list(range(48)), 48).blocks) == 1, (
         "the beginning of a prompt is kept longest"
@@ -185,7 +185,11 @@ def test_a_request_that_finds_no_memory_ends_and_smaller_ones_and_the_engine_go_
         response.error.message
         == "out of memory: 208 tokens need keys and values, and memory is left for 64"
     )
-    assert all(one.error is None for request_id in small for one in responses[request_id])
+    assert all(
+        small_response.error is None
+        for request_id in small
+        for small_response in responses[request_id]
+    )
 
 
 def test_sequences_that_lose_their_memory_wait_for_others_and_get_the_same_answer(
@@ -225,7 +229,7 @@ def ended_tokens(executor: EmbeddedExecutor, requests: list[Request]) -> list[li
     ids = executor.enqueue_requests(requests)
     responses = ended(executor, len(ids))
     return [
-        [token for one in responses[number] for token in one.result.output_token_ids[0]]
+        [token for response in responses[number] for token in response.result.output_token_ids[0]]
         for number in ids
     ]
 

@@ -25,7 +25,8 @@ from tests.handlers.lmi_dist.play import (
 )
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 
-CLOSE = {"rtol": 0.0, "atol": 1e-3}  # of logits in float32
+# Of logits in float32
+CLOSE = {"rtol": 0.0, "atol": 1e-3}
 
 
 def build(family: str, num_slots: int, max_length: int = 1000, **settings: object) -> ModelRunner:
@@ -125,7 +126,8 @@ def test_a_released_slot_gives_its_memory_back_and_is_clean_again(tmp_path: Path
 
 def test_a_released_slot_is_clean_also_where_memory_cannot_be_given_back() -> None:
     runner = build("llama", num_slots=2, max_length=64)
-    runner.slots._mapping = None  # as on an accelerator
+    # As on an accelerator
+    runner.slots._mapping = None
     with torch.inference_mode():
         runner.slots._storage.fill_(float("nan"))
 
@@ -166,17 +168,16 @@ def test_bfloat16_stays_close_to_float32() -> None:
     prompt = random_players(VOCAB_SIZE, [150], 1)[0].prompt
     exact, rough = (build("llama", 2, 200, dtype=dtype) for dtype in ("fp32", "bf16"))
     assert (exact.dtype, rough.dtype) == ("float32", "bfloat16")
-    expected, given = (
+    expected, actual = (
         forward(runner, Plan([], [Chunk(0, 0, prompt, 150)])) for runner in (exact, rough)
     )
-    assert float((expected - given).norm() / expected.norm()) < 0.1
+    assert float((expected - actual).norm() / expected.norm()) < 0.1
 
 
 def test_the_cache_costs_what_kv_bytes_per_token_says() -> None:
     facts = read_facts(str(tiny_model("llama")))
-    assert (
-        facts.kv_bytes_per_token(4) == 2 * 2 * 2 * 16 * 4
-    )  # k and v, layers, heads, channels, bytes
+    # k and v, layers, heads, channels, bytes
+    assert facts.kv_bytes_per_token(4) == 2 * 2 * 2 * 16 * 4
     assert facts.kv_bytes_per_token(2) == 2 * 2 * 2 * 16 * 2
 
 
@@ -195,12 +196,12 @@ def test_the_dtype_on_a_cpu(
 
 
 def test_progress_runs_from_0_to_1() -> None:
-    seen: list[tuple[str, float]] = []
+    steps_seen: list[tuple[str, float]] = []
     load_runner(
         tiny_model("llama"),
         num_slots=2,
         max_length=64,
-        progress=lambda stage, share: seen.append((stage, share)),
+        progress=lambda stage, share: steps_seen.append((stage, share)),
     )
-    shares = [share for stage, share in seen if stage == "weights"]
+    shares = [share for stage, share in steps_seen if stage == "weights"]
     assert shares == sorted(shares) and shares[-1] == 1.0 and len(shares) > 5

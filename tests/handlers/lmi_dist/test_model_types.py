@@ -53,12 +53,14 @@ def model(folder: Path, architecture: object, model_type: object, **more: object
 def test_a_model_that_cannot_run_is_refused_by_the_settings_with_what_can(
     tmp_path: Path, name: str
 ) -> None:
-    architecture, model_type, said = REFUSED[name]
+    architecture, model_type, reason = REFUSED[name]
     model(tmp_path, architecture, model_type, is_encoder_decoder=model_type == "t5")
     with pytest.raises(ModelUnusable) as refusal:
         resolve_folder(str(tmp_path), {}, {"option.rolling_batch": "lmi-dist"})
 
-    assert str(refusal.value).startswith(f"{tmp_path}/config.json: ") and said in str(refusal.value)
+    assert str(refusal.value).startswith(f"{tmp_path}/config.json: ") and reason in str(
+        refusal.value
+    )
     assert str(refusal.value).endswith(RUN_HERE)
 
 

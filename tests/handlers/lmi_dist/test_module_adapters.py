@@ -38,13 +38,13 @@ def test_only_a_linear_that_sees_all_rows_or_the_wanted_ones_is_regular() -> Non
         for shape in shapes:
             linears[name](torch.randn(shape))
 
-    known = {
+    known_modules = {
         site.modules[0].path: (site.num_in, site.num_out)
         for site in adapters.sites()
         if site.modules
     }
 
-    assert known == {"layer": (4, 6), "head": (4, 6)}
+    assert known_modules == {"layer": (4, 6), "head": (4, 6)}
 
 
 @torch.inference_mode()
@@ -52,8 +52,8 @@ def test_an_adapter_changes_its_rows_of_a_layer_and_of_the_head() -> None:
     step = step_of(5, [2, 4], AdaptedRows(7, torch.tensor([3, 4]), torch.tensor([1])))
     linears = {"layer": new_linear(), "head": new_linear()}
     all_rows = torch.randn(1, 5, 4)
-    wanted = torch.randn(1, 2, 4)
-    before = linears["layer"](all_rows), linears["head"](wanted)
+    head_rows = torch.randn(1, 2, 4)
+    before = linears["layer"](all_rows), linears["head"](head_rows)
     adapters = ModuleAdapters(linears, lambda: step)
     low = LowRank(torch.randn(2, 4), torch.randn(6, 2))
     adapters.put_adapter(7, (low, low))
@@ -61,7 +61,7 @@ def test_an_adapter_changes_its_rows_of_a_layer_and_of_the_head() -> None:
 
     for x, rows, old, new in (
         (all_rows, [3, 4], before[0], linears["layer"](all_rows)),
-        (wanted, [1], before[1], linears["head"](wanted)),
+        (head_rows, [1], before[1], linears["head"](head_rows)),
     ):
         expected = old.clone()
         expected[0, rows] += x[0, rows] @ low.down.t() @ low.up.t()

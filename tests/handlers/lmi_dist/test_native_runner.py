@@ -25,7 +25,8 @@ from tests.tiny_models import FAMILIES, VOCAB_SIZE, tiny_model
 
 DEMO = Path(__file__).parents[3] / "handlers" / "lmi_dist" / "demo"
 OURS = [family for family in FAMILIES if family not in ("olmo2", "olmo2_tied", "llama_deep")]
-IDS = [(11 * index * index + 3) % VOCAB_SIZE for index in range(150)]  # longer than every window
+# Longer than every window
+IDS = [(11 * index * index + 3) % VOCAB_SIZE for index in range(150)]
 
 
 def logits_of(runner: NativeRunner, ids: list[int]) -> Tensor:
@@ -50,10 +51,10 @@ def distance(logits: Tensor, exact: Tensor) -> float:
 def test_logits_are_as_close_to_float64_as_those_of_transformers(family: str) -> None:
     path = DEMO if family == "demo" else tiny_model(family)
     exact = run(read_program(str(path), 400), IDS, list(range(len(IDS))), torch.float64)
-    ours = distance(logits_of(load_native(path, max_length=200), IDS), exact)
+    our_distance = distance(logits_of(load_native(path, max_length=200), IDS), exact)
     theirs = distance(transformers_logits(path, IDS), exact)
-    print(f"{family}: {ours:.2e}, transformers {theirs:.2e}")
-    assert ours < 1.25 * theirs
+    print(f"{family}: {our_distance:.2e}, transformers {theirs:.2e}")
+    assert our_distance < 1.25 * theirs
 
 
 def bfloat16_model(folder: Path, family: str) -> Path:
@@ -72,11 +73,11 @@ def test_a_bfloat16_checkpoint_stays_bfloat16_and_gives_the_bits_of_float32(
     family: str, tmp_path: Path
 ) -> None:
     path = bfloat16_model(tmp_path / "model", family)
-    kept, widened = (
+    narrow, widened = (
         load_native(path, EngineConfig(dtype=dtype), max_length=200) for dtype in ("auto", "fp32")
     )
-    assert (kept.dtype, widened.dtype) == ("bfloat16", "float32")
-    assert torch.equal(logits_of(kept, IDS), logits_of(widened, IDS))
+    assert (narrow.dtype, widened.dtype) == ("bfloat16", "float32")
+    assert torch.equal(logits_of(narrow, IDS), logits_of(widened, IDS))
 
 
 def test_other_checkpoints_are_float32_unless_bfloat16_is_asked_for() -> None:
@@ -86,8 +87,8 @@ def test_other_checkpoints_are_float32_unless_bfloat16_is_asked_for() -> None:
     )
     assert (exact.dtype, rounded.dtype) == ("float32", "bfloat16")
     expected = logits_of(exact, IDS)
-    given = logits_of(rounded, IDS)
-    assert 0 < float((expected - given).norm() / expected.norm()) < 0.05
+    actual = logits_of(rounded, IDS)
+    assert 0 < float((expected - actual).norm() / expected.norm()) < 0.05
 
 
 QUESTIONS = [
@@ -105,7 +106,7 @@ def answers() -> list[tuple[list[int], int]]:
     """The demo's greedy answers to a few questions: all tokens, and how many are the question's."""
     runner = load_native(DEMO, max_length=200)
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
-    found = []
+    prompts_found = []
     for question in QUESTIONS:
         ids = list(tokenizer(question)["input_ids"])
         num_prompt = len(ids)
@@ -115,9 +116,9 @@ def answers() -> list[tuple[list[int], int]]:
             ids.append(int(logits[0].argmax()))
             logits = forward(runner, Plan([Chunk(0, len(ids) - 1, ids[-1:], 1, table)], []))
 
-        found.append((ids, num_prompt))
+        prompts_found.append((ids, num_prompt))
 
-    return found
+    return prompts_found
 
 
 def test_int8_changes_the_demo_s_answers_hardly_at_all(
@@ -129,16 +130,16 @@ def test_int8_changes_the_demo_s_answers_hardly_at_all(
     assert rough.dtype == "int8"
 
     expected = []
-    given = []
-    chosen = []
+    actual = []
+    chosen_ids = []
     for ids, num_prompt in answers:
-        chosen += ids[num_prompt:]
-        for runner, rows in ((exact, expected), (rough, given)):
+        chosen_ids += ids[num_prompt:]
+        for runner, rows in ((exact, expected), (rough, actual)):
             rows.append(logits_of(runner, ids)[num_prompt - 1 : -1].log_softmax(-1))
 
     before = torch.cat(expected)
-    after = torch.cat(given)
-    tokens = torch.tensor(chosen)[:, None]
+    after = torch.cat(actual)
+    tokens = torch.tensor(chosen_ids)[:, None]
     change = (before.gather(1, tokens) - after.gather(1, tokens)).abs()
     divergence = (before.exp() * (before - after)).sum(-1).mean()
     num_flips = int((before.argmax(-1) != after.argmax(-1)).sum())
@@ -165,8 +166,8 @@ def test_int8_stays_close_to_float32_in_every_family(family: str) -> None:
         load_native(path, EngineConfig(quantize=kind), max_length=200) for kind in (None, "int8")
     )
     expected = logits_of(exact, IDS)
-    given = logits_of(rough, IDS)
-    assert 0 < float((expected - given).norm() / expected.norm()) < 0.1
+    actual = logits_of(rough, IDS)
+    assert 0 < float((expected - actual).norm() / expected.norm()) < 0.1
 
 
 def test_blocks_are_copied_before_the_step() -> None:
@@ -198,13 +199,13 @@ def test_logits_come_in_the_order_of_the_chunks_and_only_where_wanted() -> None:
 
 
 def test_progress_runs_from_0_to_1() -> None:
-    seen: list[tuple[str, float]] = []
+    steps_seen: list[tuple[str, float]] = []
     load_native(
         tiny_model("llama"),
         max_length=64,
-        progress=lambda stage, share: seen.append((stage, share)),
+        progress=lambda stage, share: steps_seen.append((stage, share)),
     )
-    shares = [share for stage, share in seen if stage == "weights"]
+    shares = [share for stage, share in steps_seen if stage == "weights"]
     assert shares == sorted(shares) and shares[-1] == 1.0 and len(shares) > 5
 
 
@@ -216,8 +217,8 @@ def test_a_pickled_checkpoint_is_refused(tmp_path: Path) -> None:
         load_native(folder, max_length=64)
 
     expected = logits_of(load_native(tiny_model("llama"), max_length=200), IDS)
-    given = logits_of(load_native(folder, EngineConfig(allow_pickle=True), max_length=200), IDS)
-    assert torch.equal(given, expected)
+    actual = logits_of(load_native(folder, EngineConfig(allow_pickle=True), max_length=200), IDS)
+    assert torch.equal(actual, expected)
 
 
 def test_a_step_for_which_memory_runs_out_fails_and_the_next_one_runs() -> None:

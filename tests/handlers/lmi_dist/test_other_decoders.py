@@ -68,9 +68,13 @@ def save(kind: str, folder: Path) -> str:
     """A random checkpoint of a type, whose weights are wide enough to tell one attention from
     another.
     """
-    known = transformers.CONFIG_MAPPING[kind]
-    names = {name for name in dir(known()) if not isinstance(getattr(known, name, None), property)}
-    config = known(**{name: SHAPE[name] for name in SHAPE.keys() & names})
+    config_class = transformers.CONFIG_MAPPING[kind]
+    names = {
+        name
+        for name in dir(config_class())
+        if not isinstance(getattr(config_class, name, None), property)
+    }
+    config = config_class(**{name: SHAPE[name] for name in SHAPE.keys() & names})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -103,7 +107,7 @@ def test_another_decoder_is_refused_in_a_sentence(kind: str, tmp_path: Path) -> 
     with pytest.raises(ModelUnusable) as refusal:
         Executor(save(kind, tmp_path), EngineConfig())
 
-    said = str(refusal.value).removesuffix("; " + RUN_HERE)
-    assert said != str(refusal.value), said
-    assert " does " in said and "lmi_slots" not in said
-    assert (KEEPS_ITS_OWN in said) == (kind in OWN_ATTENTION)
+    reason = str(refusal.value).removesuffix("; " + RUN_HERE)
+    assert reason != str(refusal.value), reason
+    assert " does " in reason and "lmi_slots" not in reason
+    assert (KEEPS_ITS_OWN in reason) == (kind in OWN_ATTENTION)

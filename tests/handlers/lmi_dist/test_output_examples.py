@@ -40,7 +40,7 @@ def await_results(executor: Executor, request_id: int) -> list[Result]:
 
 
 def tokens(results: list[Result]) -> list[int]:
-    return [token_id for one in results for token_id in one.output_token_ids[0]]
+    return [token_id for result in results for token_id in result.output_token_ids[0]]
 
 
 def array(tensor: Rows) -> Any:
@@ -93,8 +93,8 @@ def test_the_batched_logits_post_processor(path: Path) -> None:
         client_ids: list[int | None],
     ) -> None:
         num_requests.append(len(request_ids))
-        for one, client_id in zip(logits, client_ids, strict=True):
-            one[:, :, client_id] += 1000.0
+        for request_logits, client_id in zip(logits, client_ids, strict=True):
+            request_logits[:, :, client_id] += 1000.0
 
     executor_config = ExecutorConfig()
     executor_config.logits_post_processor_config = LogitsPostProcessorConfig(
@@ -128,8 +128,8 @@ def test_an_additional_output_read_back(path: Path, gather_context: bool) -> Non
     names = [{"generation_hidden_states"}] * 5
     names[0] = names[0] | ({"context_hidden_states"} if gather_context else set())
 
-    assert [set(one) for one in outputs] == names
-    assert [array(one["generation_hidden_states"]).shape for one in outputs] == [
+    assert [set(output) for output in outputs] == names
+    assert [array(output["generation_hidden_states"]).shape for output in outputs] == [
         (1, 1, HIDDEN_SIZE)
     ] * 5
 
@@ -159,7 +159,8 @@ def test_context_outputs_with_reuse_come_from_the_prior_request(
         [second] = await_results(executor, executor.enqueue_request(request))
 
     rows = [
-        array((one.additional_outputs or {})["context_hidden_states"]) for one in (first, second)
+        array((result.additional_outputs or {})["context_hidden_states"])
+        for result in (first, second)
     ]
     assert (second.num_cached_tokens > 0) == enable_block_reuse and first.num_cached_tokens == 0
 

@@ -95,9 +95,11 @@ def test_the_batched_post_processor_is_called_once_a_step_for_all_that_name_it()
     def batched(
         ids: list[int], logits: list[Tensor], token_ids: Any, stream: Any, client_ids: Any
     ) -> None:
-        calls.append((ids, [tuple(one.shape) for one in logits], token_ids, stream, client_ids))
-        for client_id, one in zip(client_ids, logits, strict=True):
-            only(client_id)(0, one)
+        calls.append(
+            (ids, [tuple(tensor.shape) for tensor in logits], token_ids, stream, client_ids)
+        )
+        for client_id, tensor in zip(client_ids, logits, strict=True):
+            only(client_id)(0, tensor)
 
     with executor_with(batched=batched) as executor:
         assert executor.capabilities.logits_post_processors == (BATCHED,)
@@ -106,12 +108,13 @@ def test_the_batched_post_processor_is_called_once_a_step_for_all_that_name_it()
         ids = executor.enqueue_requests([*requests, ask(max_tokens=3)])
         got = collect(executor, 3)
 
-    assert [joined(got[one])[0] for one in ids[:2]] == [[7] * 3, [8] * 3]
+    assert [joined(got[open_id])[0] for open_id in ids[:2]] == [[7] * 3, [8] * 3]
 
     shapes = [(1, 1, 50)] * 2
+    # What each has generated, without the prompt
     assert calls == [
         (ids[:2], shapes, [[[7] * length], [[8] * length]], None, [7, 8]) for length in range(3)
-    ]  # what each has generated, without the prompt
+    ]
 
 
 def test_a_named_post_processor_is_told_id_tokens_stream_and_client() -> None:
@@ -129,7 +132,7 @@ def test_a_named_post_processor_is_told_id_tokens_stream_and_client() -> None:
                 request_id,
                 logits.shape,
                 logits.dtype,
-                [list(one) for one in token_ids],
+                [list(token_id) for token_id in token_ids],
                 stream,
                 client_id,
             )
@@ -138,10 +141,10 @@ def test_a_named_post_processor_is_told_id_tokens_stream_and_client() -> None:
     with executor_with(note=note) as executor:
         request_id = executor.enqueue_request(named("note", 4, 5, max_tokens=3, client_id=12))
         [response] = collect(executor, 1)[request_id]
-        made = tokens(response.get_result())
+        made_tokens = tokens(response.get_result())
 
     assert calls == [
-        (request_id, (1, 1, 50), torch.float32, [made[:n]], None, 12) for n in range(3)
+        (request_id, (1, 1, 50), torch.float32, [made_tokens[:n]], None, 12) for n in range(3)
     ]
 
 
@@ -163,7 +166,7 @@ def test_a_returned_tensor_takes_the_place_of_the_logits() -> None:
 
 def test_an_entry_that_the_batched_one_replaces_takes_the_place_of_the_logits() -> None:
     def negative(ids: list[int], logits: list[Tensor], *_: object) -> None:
-        logits[:] = [-one for one in logits]
+        logits[:] = [-tensor for tensor in logits]
 
     runner = FakeRunner()
     with executor_with(batched=negative, runner=runner) as executor:
@@ -174,10 +177,10 @@ def test_an_entry_that_the_batched_one_replaces_takes_the_place_of_the_logits() 
 
 def test_log_probs_are_the_models_and_rules_come_after_the_post_processor() -> None:
     """The order is log-probs, post-processor, bias, bans."""
-    seen: list[Tensor] = []
+    logits_seen: list[Tensor] = []
 
     def note(request_id: int, logits: Tensor, *_: object) -> None:
-        seen.append(logits.clone())
+        logits_seen.append(logits.clone())
         logits[..., 9] = 100.0
         logits[..., 10] = 90.0
 
@@ -190,7 +193,7 @@ def test_log_probs_are_the_models_and_rules_come_after_the_post_processor() -> N
         result = one_result(executor, request)
 
     logits = torch.from_numpy(runner.logits([1, 2, 3]))
-    assert tokens(result) == [10] and torch.equal(seen[0][0, 0], logits)
+    assert tokens(result) == [10] and torch.equal(logits_seen[0][0, 0], logits)
     assert result.log_probs == [[pytest.approx(float(logits.log_softmax(0)[10]))]]
     assert result.prompt_log_probs is not None and len(result.prompt_log_probs) == 3
 
@@ -229,12 +232,13 @@ def test_what_a_post_processor_breaks_ends_its_request_only(processor: Any, mess
         plain, bad, fives = executor.enqueue_requests(requests)
         got = collect(executor, 3)
 
-        assert (
-            tokens(one_result(executor, ask(sampling_config=GREEDY))) == expected
-        )  # the engine goes on
+        # The engine goes on
+        assert tokens(one_result(executor, ask(sampling_config=GREEDY))) == expected
 
     assert joined(got[plain])[0] == expected and joined(got[fives])[0] == [5] * 8
-    assert [one.is_final for one in got[bad]] == [True] and message in got[bad][0].error_msg
+    assert [response.is_final for response in got[bad]] == [True] and message in got[bad][
+        0
+    ].error_msg
 
 
 def test_what_the_batched_post_processor_breaks_ends_the_requests_that_name_it() -> None:
@@ -246,10 +250,12 @@ def test_what_the_batched_post_processor_breaks_ends_the_requests_that_name_it()
 
     assert joined(got[fives])[0] == [5] * 8
 
-    said = ["the batched logits post-processor failed: ZeroDivisionError: the user's fault"]
-    assert [[one.error_msg for one in got[request_id]] for request_id in (first, second)] == [
-        said,
-        said,
+    error_texts = ["the batched logits post-processor failed: ZeroDivisionError: the user's fault"]
+    assert [
+        [response.error_msg for response in got[request_id]] for request_id in (first, second)
+    ] == [
+        error_texts,
+        error_texts,
     ]
 
 
@@ -324,8 +330,8 @@ def after_last(request_id: int, logits: Tensor, token_ids: list[list[int]], *_: 
 def all_after_last(
     ids: list[int], logits: list[Tensor], token_ids: list[list[list[int]]], *_: object
 ) -> None:
-    for one, ids_of_beams in zip(logits, token_ids, strict=True):
-        after_last(0, one, ids_of_beams)
+    for beam_logits, ids_of_beams in zip(logits, token_ids, strict=True):
+        after_last(0, beam_logits, ids_of_beams)
 
 
 def in_turn(request_id: int, logits: Tensor, token_ids: list[list[int]], *_: object) -> None:
@@ -384,9 +390,13 @@ def test_answers_with_post_processors_are_those_of_a_lone_run(
     with steady(Executor(kind(), config)) as executor:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
-        num_preemptions = sum(one.num_preemptions for one in executor.get_latest_iteration_stats())
+        num_preemptions = sum(
+            stats_entry.num_preemptions for stats_entry in executor.get_latest_iteration_stats()
+        )
 
-    assert [by_sequence(got[one], num) for one, num in zip(ids, nums, strict=True)] == lone
+    assert [
+        by_sequence(got[stats_entry], num) for stats_entry, num in zip(ids, nums, strict=True)
+    ] == lone
     assert num_preemptions > 0
 
 
@@ -456,10 +466,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_post_processor_gets_all_beams_of_a_search_at_once() -> None:
-    seen: list[tuple[Tensor, list[list[int]]]] = []
+    calls_seen: list[tuple[Tensor, list[list[int]]]] = []
 
     def note(request_id: int, logits: Tensor, token_ids: list[list[int]], *_: object) -> None:
-        seen.append((logits.clone(), [list(one) for one in token_ids]))
+        calls_seen.append((logits.clone(), [list(token_id) for token_id in token_ids]))
 
     runner = FakeRunner()
     sampling = SamplingConfig(3, num_return_sequences=3)
@@ -468,9 +478,9 @@ def test_a_post_processor_gets_all_beams_of_a_search_at_once() -> None:
         noted = one_result(executor, named("note", max_tokens=4, sampling_config=sampling))
 
     assert noted.output_token_ids == plain.output_token_ids
-    assert [len(token_ids) for _, token_ids in seen] == [1, 3, 3, 3]
+    assert [len(token_ids) for _, token_ids in calls_seen] == [1, 3, 3, 3]
 
-    for logits, token_ids in seen:
+    for logits, token_ids in calls_seen:
         expected = torch.stack(
             [torch.from_numpy(runner.logits([1, 2, 3, *beam])) for beam in token_ids]
         )
@@ -485,10 +495,12 @@ def test_a_value_of_a_post_processor_that_is_no_number_ends_its_search_too(value
     sampling = SamplingConfig(3)
     with executor_with(ExecutorConfig(3), spoil=spoil) as executor:
         plain = ask(max_tokens=4, sampling_config=sampling)
-        [failed], [other] = by_id(
+        [failed], [neighbour] = by_id(
             executor, [named("spoil", max_tokens=4, sampling_config=sampling), plain]
         )
-        assert other.get_result().output_token_ids == one_result(executor, plain).output_token_ids
+        assert (
+            neighbour.get_result().output_token_ids == one_result(executor, plain).output_token_ids
+        )
 
     assert "the model's logits are not numbers" in failed.error_msg
 
@@ -508,12 +520,14 @@ def test_a_post_processor_that_bans_a_token_does_what_bad_words_do_in_a_search()
         ]
         *ended, failed = [collected[0] for collected in by_id(executor, requests)]
 
-    expected, *others = [one.get_result() for one in ended]
+    expected, *neighbours = [response.get_result() for response in ended]
     assert expected.output_token_ids != plain.output_token_ids
 
-    for other in others:
-        assert other.output_token_ids == expected.output_token_ids
-        assert sum(other.log_probs or [], []) == pytest.approx(sum(expected.log_probs or [], []))
+    for neighbour in neighbours:
+        assert neighbour.output_token_ids == expected.output_token_ids
+        assert sum(neighbour.log_probs or [], []) == pytest.approx(
+            sum(expected.log_probs or [], [])
+        )
 
     assert "ZeroDivisionError: the user's fault" in failed.error_msg
 
@@ -525,11 +539,11 @@ def ban(request_id: int, logits: Tensor, token_ids: object, stream: object, clie
 def ban_all(
     ids: object, logits: list[Tensor], token_ids: object, stream: object, client_ids: list[int]
 ) -> None:
-    for one, client_id in zip(logits, client_ids, strict=True):
-        ban(0, one, None, None, client_id)
+    for request_logits, client_id in zip(logits, client_ids, strict=True):
+        ban(0, request_logits, None, None, client_id)
 
 
 def by_id(executor: Executor, requests: list[Request]) -> list[list[Response]]:
     ids = executor.enqueue_requests(requests)
     got = collect(executor, len(ids))
-    return [got[one] for one in ids]
+    return [got[request_id] for request_id in ids]

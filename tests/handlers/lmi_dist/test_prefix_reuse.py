@@ -90,18 +90,18 @@ class Engine:
         drawn = []
         for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
             row += chunk.num_logits
-            for one in (owner, *batch.followers.get(owner, ())):
-                one.num_computed = chunk.end
-                if chunk.end == one.num_tokens:
-                    drawn.append((one, int(logits[row - 1].argmax())))
+            for sharer in (owner, *batch.followers.get(owner, ())):
+                sharer.num_computed = chunk.end
+                if chunk.end == sharer.num_tokens:
+                    drawn.append((sharer, int(logits[row - 1].argmax())))
 
-        for one, token_id in drawn:
-            one.append(token_id)
+        for sharer, token_id in drawn:
+            sharer.append(token_id)
 
         self.scheduler.commit(batch)
-        for one, _ in drawn:
-            if one.is_finished:
-                self.scheduler.remove(one)
+        for sharer, _ in drawn:
+            if sharer.is_finished:
+                self.scheduler.remove(sharer)
 
         return batch
 
@@ -116,23 +116,25 @@ class Engine:
     def check(self, batch: Batch) -> None:
         """Every block is in one place; every count of references is that of tables and copies."""
         cache = self.cache
-        tables = [one.table for one in self.cache._holdings]
-        held = Counter(block for table in tables for block in table)
-        held.update(source for source, _ in cache._copies.values())
-        assert [held[block] for block in range(cache.num_blocks)] == cache._num_references
+        tables = [holding.table for holding in self.cache._holdings]
+        num_holders = Counter(block for table in tables for block in table)
+        num_holders.update(source for source, _ in cache._copies.values())
+        assert [num_holders[block] for block in range(cache.num_blocks)] == cache._num_references
         assert all(len(table) == len(set(table)) for table in tables)
         unused = {*cache._new, *cache._empty}
         assert len(unused) == len(cache._new) + len(cache._empty)
-        assert not held.keys() & unused and not held.keys() & set(cache._idle._idle)
-        assert len(held) + len(unused | set(cache._idle._idle)) == cache.num_blocks
+        assert not num_holders.keys() & unused and not num_holders.keys() & set(cache._idle._idle)
+        assert len(num_holders) + len(unused | set(cache._idle._idle)) == cache.num_blocks
         assert cache.num_free_blocks >= 0
-        assert set(cache._tree._places) <= held.keys() | set(cache._idle._idle)
+        assert set(cache._tree._places) <= num_holders.keys() | set(cache._idle._idle)
         leaves = {block for block in cache._idle._idle if not cache._tree.has_children(block)}
-        assert leaves == {block for block, one in cache._idle._idle.items() if one.is_evictable}
+        assert leaves == {
+            block for block, holding in cache._idle._idle.items() if holding.is_evictable
+        }
         assert batch.sequences or not (self.scheduler.running or self.scheduler.waiting), (
             "nothing is done"
         )
-        copied = [one for followers in batch.followers.values() for one in followers]
+        copied = [holding for followers in batch.followers.values() for holding in followers]
         assert len({*batch.sequences, *copied}) == len(batch.sequences) + len(copied), (
             "someone draws twice"
         )
@@ -177,10 +179,10 @@ def test_the_longest_common_beginning_is_reused_and_a_part_of_a_block_is_copied(
     engine = Engine()
     engine.add(PROMPT)
     engine.run()
-    [other] = engine.add(PROMPT[:num_equal] + tuple(range(300, 350)))
+    [second] = engine.add(PROMPT[:num_equal] + tuple(range(300, 350)))
     batch = engine.step()
     assert batch.num_reused_tokens == num_reused
-    assert other.num_cached_tokens == num_reused // SIZE * SIZE
+    assert second.num_cached_tokens == num_reused // SIZE * SIZE
     assert len(batch.plan.copies) == (num_reused % SIZE > 0)
     assert engine.cache.copies == []
 
@@ -230,7 +232,8 @@ def test_an_answer_is_reused_too_down_to_its_last_token_with_keys() -> None:
     [first] = engine.add(PROMPT, max_tokens=30)
     engine.run()
     [next_turn] = engine.add((*first.token_ids, 1, 2, 3))
-    assert engine.step().num_reused_tokens == 229  # the last token of an answer was never computed
+    # The last token of an answer was never computed
+    assert engine.step().num_reused_tokens == 229
     assert next_turn.num_cached_tokens == 224
 
 
@@ -238,9 +241,9 @@ def test_a_running_sequence_gives_its_blocks() -> None:
     engine = Engine()
     engine.add(PROMPT, max_tokens=40)
     engine.step()
-    [other] = engine.add(PROMPT)
+    [second] = engine.add(PROMPT)
     batch = engine.step()
-    assert (batch.num_reused_tokens, other.num_cached_tokens) == (199, 192)
+    assert (batch.num_reused_tokens, second.num_cached_tokens) == (199, 192)
     assert batch.plan.decodes[0].table[:12] == batch.plan.prefills[0].table[:12]
     assert batch.plan.decodes[0].table[12] != batch.plan.prefills[0].table[12]
 
@@ -251,9 +254,9 @@ def test_an_answer_is_reused_while_it_grows() -> None:
     for _ in range(30):
         engine.step()
 
-    [other] = engine.add(tuple(first.token_ids))
+    [second] = engine.add(tuple(first.token_ids))
     engine.step()
-    assert other.num_cached_tokens == 224  # the whole parts
+    assert second.num_cached_tokens == 224  # the whole parts
 
 
 def test_nobody_waits_for_tokens_that_come_after_others() -> None:
@@ -276,9 +279,9 @@ def test_nobody_waits_for_whoever_computes_what_is_cached() -> None:
     engine.add(PROMPT)
     engine.run()
     [asking] = engine.add(PROMPT, num_prompt_log_probs=0)
-    [other] = engine.add(PROMPT)
+    [second] = engine.add(PROMPT)
     batch = engine.step()
-    assert batch.sequences == [asking, other] and num_computed([batch]) == [201]
+    assert batch.sequences == [asking, second] and num_computed([batch]) == [201]
 
 
 def test_whoever_asks_for_prompt_log_probs_waits_for_nobody() -> None:
@@ -293,7 +296,7 @@ def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
     group = [engine.add((*PROMPT[:150], number))[0] for number in range(6)]
     batches = engine.run()
     assert num_computed(batches)[:3] == [100, 51, 5]
-    assert [one.num_cached_tokens for one in group] == [0] + [144] * 5
+    assert [member.num_cached_tokens for member in group] == [0] + [144] * 5
     assert sum(batch.num_reused_tokens for batch in batches) == 150 * 5
 
 
@@ -305,8 +308,8 @@ def test_whoever_needs_something_else_does_not_wait() -> None:
     batch = engine.step()
 
     assert [
-        (one.id, len(chunk.token_ids))
-        for one, chunk in zip(batch.sequences, batch.plan.prefills, strict=True)
+        (sequence_.id, len(chunk.token_ids))
+        for sequence_, chunk in zip(batch.sequences, batch.plan.prefills, strict=True)
     ] == [
         (1, 200),
         (3, 50),
@@ -322,13 +325,13 @@ def test_a_short_common_beginning_is_computed_twice_at_once() -> None:
 
 def test_the_cancel_of_a_leader_lets_the_next_go_on_where_it_was() -> None:
     engine = Engine(max_prefill_tokens=60)
-    [leader], [other] = engine.add(PROMPT), engine.add(PROMPT)
+    [leader], [follower] = engine.add(PROMPT), engine.add(PROMPT)
     engine.step()
     leader.finish(FinishReason.CANCELLED)
     engine.scheduler.remove(leader)
     batches = engine.run()
     assert num_computed(batches)[:3] == [60, 60, 20]
-    assert (batches[0].num_reused_tokens, other.num_cached_tokens) == (60, 48)
+    assert (batches[0].num_reused_tokens, follower.num_cached_tokens) == (60, 48)
 
 
 def test_a_salt_keeps_requests_apart() -> None:
@@ -337,7 +340,7 @@ def test_a_salt_keeps_requests_apart() -> None:
     engine.run()
     sequences = [engine.add(PROMPT, cache_salt=salt)[0] for salt in ("two", None, "one")]
     engine.run()
-    assert [one.num_cached_tokens for one in sequences] == [0, 0, 192]
+    assert [sequence.num_cached_tokens for sequence in sequences] == [0, 0, 192]
 
 
 def test_whoever_asks_for_prompt_log_probs_gets_its_prompt_computed_and_gives_its_blocks() -> None:
@@ -370,12 +373,12 @@ def test_idle_blocks_count_as_free_and_go_in_the_order_of_their_last_use() -> No
     engine.run()
     engine.add((4,) * 49, max_tokens=1)
     engine.run()
-    found = {
+    evictable = {
         number: engine.scheduler._match(engine.add((number,) * 63)[0]).blocks
         for number in (1, 2, 3)
     }
 
-    assert {number: len(blocks) for number, blocks in found.items()} == {1: 3, 2: 0, 3: 3}
+    assert {number: len(blocks) for number, blocks in evictable.items()} == {1: 3, 2: 0, 3: 3}
 
 
 def test_a_prompt_as_long_as_the_cache_does_not_need_room_for_a_copy() -> None:
@@ -410,14 +413,14 @@ def test_the_sequences_of_a_request_share_the_blocks_of_its_prompt(
     assert len({chunk.table[4] for chunk in batch.plan.decodes}) == 4
     assert len(batch.plan.copies) == (3 if length % SIZE else 0)
     engine.run()
-    assert len({tuple(one.token_ids) for one in group}) == 1
+    assert len({tuple(member.token_ids) for member in group}) == 1
 
 
 def test_nothing_is_kept_where_reuse_is_off() -> None:
     engine = Engine(reuses_prefixes=False)
     for _ in range(2):
-        [one] = engine.add(PROMPT)
-        assert num_computed(engine.run()) == [200, 0, 0, 0] and one.num_cached_tokens == 0
+        [follower] = engine.add(PROMPT)
+        assert num_computed(engine.run()) == [200, 0, 0, 0] and follower.num_cached_tokens == 0
 
     assert len(engine.cache._idle) == 0
 
@@ -468,9 +471,8 @@ def alone(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
 
 
 @settings(max_examples=60, deadline=None)
-@example(
-    1201727289, 15, 5, 116, True
-)  # a leader that shares makes room for a sibling within the step
+# A leader that shares makes room for a sibling within the step
+@example(1201727289, 15, 5, 116, True)
 @given(
     st.integers(0, 2**32), st.integers(9, 40), st.integers(1, 6), st.integers(1, 120), st.booleans()
 )
@@ -501,30 +503,35 @@ def test_no_answer_depends_on_what_was_reused(
             )
 
         if draw.random() < 0.1:
-            engine.scheduler.schedule()  # a step that ran out of memory
+            # A step that ran out of memory
+            engine.scheduler.schedule()
 
-        running = [one for one in added if not one.is_finished]
+        running = [
+            running_sequence for running_sequence in added if not running_sequence.is_finished
+        ]
         if running and draw.random() < 0.1:
             end(engine, draw.choice(running), fails=draw.random() < 0.5)
 
         engine.step()
 
     engine.run()
-    for one in added:
-        if one.finish_reason is FinishReason.LENGTH:
-            assert one.token_ids == alone(one.request.input_token_ids, one.request.max_tokens)
+    for running_sequence in added:
+        if running_sequence.finish_reason is FinishReason.LENGTH:
+            assert running_sequence.token_ids == alone(
+                running_sequence.request.input_token_ids, running_sequence.request.max_tokens
+            )
 
     engine.evict_all()
 
 
 def end(engine: Engine, sequence: EmbeddedSequence, *, fails: bool) -> None:
     """Cancel or fail a whole request."""
-    siblings = [one for one in sequence.group.sequences if not one.is_finished]
-    for one in siblings:
-        one.finish(FinishReason.CANCELLED)
+    siblings = [sibling for sibling in sequence.group.sequences if not sibling.is_finished]
+    for sibling in siblings:
+        sibling.finish(FinishReason.CANCELLED)
 
     if fails:
         sequence.fail("a test")
 
-    for one in siblings:
-        engine.scheduler.remove(one)
+    for sibling in siblings:
+        engine.scheduler.remove(sibling)

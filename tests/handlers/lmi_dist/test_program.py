@@ -20,7 +20,8 @@ from tests.handlers.lmi_dist.whole_sequence import read_program, run
 from tests.tiny_models import FAMILIES, VOCAB_SIZE, tiny_model
 
 OURS = [family for family in FAMILIES if family not in ("olmo2", "olmo2_tied", "llama_deep")]
-IDS = [(7 * index + 3) % VOCAB_SIZE for index in range(150)]  # longer than every window
+# Longer than every window
+IDS = [(7 * index + 3) % VOCAB_SIZE for index in range(150)]
 
 
 @torch.inference_mode()
@@ -34,8 +35,8 @@ def transformers_logits(path: Path, ids: list[int], dtype: torch.dtype) -> torch
 @pytest.mark.parametrize("family", OURS)
 def test_the_program_of_a_family_gives_the_logits_of_transformers(family: str) -> None:
     expected = transformers_logits(tiny_model(family), IDS, torch.float32)
-    given = run(read_program(str(tiny_model(family)), 400), IDS, list(range(len(IDS))))
-    torch.testing.assert_close(given, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
+    actual = run(read_program(str(tiny_model(family)), 400), IDS, list(range(len(IDS))))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "phi", "opt_post_norm"])
@@ -48,14 +49,16 @@ def test_logits_are_computed_only_where_they_are_wanted(family: str) -> None:
 
 def test_of_the_last_layer_only_keys_and_values_are_computed_for_every_token() -> None:
     program = read_program(str(tiny_model("phi")), 400)
-    attends = [one for one in program.operations if isinstance(one, Attend)]
-    assert [(one.layer, one.is_wanted) for one in attends] == [(0, False), (1, True)]
+    attends = [operation for operation in program.operations if isinstance(operation, Attend)]
+    assert [(operation.layer, operation.is_wanted) for operation in attends] == [
+        (0, False),
+        (1, True),
+    ]
     after = program.operations[program.operations.index(attends[-1]) :]
-    assert (
-        sum(isinstance(one, Gather) for one in after) == 2
-    )  # the residual, and what both blocks read
+    # The residual, and what both blocks read
+    assert sum(isinstance(operation, Gather) for operation in after) == 2
     assert {
-        one.output for one in after if isinstance(one, Linear | Gather | Attend)
+        operation.output for operation in after if isinstance(operation, Linear | Gather | Attend)
     } <= program.wanted
 
 
@@ -69,8 +72,9 @@ def test_weights_are_packed_as_they_are_in_the_file_each_once(tmp_path: Path) ->
     packed = list[Array]()
     program = load(facts, EngineConfig(), 400, lambda *_: None, packed.append)
 
-    assert len(packed) == 1 + facts.num_layers * 5  # head; qkv, o, up, gate, down
-    assert {one.dtype for one in packed} == {BFLOAT16}
+    # Head; qkv, o, up, gate, down
+    assert len(packed) == 1 + facts.num_layers * 5
+    assert {packed_tensor.dtype for packed_tensor in packed} == {BFLOAT16}
 
     embed = program.operations[0]
     qkv = program.operations[2]
@@ -83,12 +87,12 @@ def test_a_checkpoint_without_the_first_word_of_its_names_is_read(tmp_path: Path
     folder = Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
     tensors = load_file(folder / "model.safetensors")
     save_file(
-        {name.removeprefix("model."): one for name, one in tensors.items()},
+        {name.removeprefix("model."): tensor for name, tensor in tensors.items()},
         folder / "model.safetensors",
     )
     expected = run(read_program(str(tiny_model("llama")), 400), IDS, [149])
-    given = run(read_program(str(folder), 400), IDS, [149])
-    torch.testing.assert_close(given, expected, rtol=0, atol=1e-4)
+    actual = run(read_program(str(folder), 400), IDS, [149])
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
 
 
 def test_a_tensor_that_is_missing_or_has_another_shape_is_named(tmp_path: Path) -> None:

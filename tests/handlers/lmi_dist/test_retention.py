@@ -57,11 +57,11 @@ def test_a_block_has_what_its_request_says_of_its_first_token() -> None:
     config = KvCacheRetentionConfig(
         (TokenRangeRetentionConfig(0, 20, 90), TokenRangeRetentionConfig(33, 70, 10, 500)), 50, 2000
     )
-    said = retentions(config, 96, 120, 16)
+    block_retentions = retentions(config, 96, 120, 16)
     first = Retention(90)
     low = Retention(10, 0.5)
     generated = Retention(50, 2.0)
-    assert said == [first, first, None, low, low, None, generated, generated]
+    assert block_retentions == [first, first, None, low, low, None, generated, generated]
 
 
 def test_a_range_without_an_end_ends_with_the_prompt() -> None:
@@ -189,25 +189,28 @@ class WatchedCache(KvCache):
         super().__init__(num_blocks, num_slots, SIZE, reuses_prefixes=True, now_s=clock)
         self.clock = clock
         self.said: dict[int, Retention] = {}
-        self.idle_since: dict[int, tuple[float, int]] = {}  # time, and a number that grows
+        # Time, and a number that grows
+        self.idle_since: dict[int, tuple[float, int]] = {}
         self.num_evictions = self.num_releases = 0
 
     def retain(self, slot: int, said: Sequence[Retention | None], last: int | None) -> None:
         super().retain(slot, said, last)
         blocks = self.table(slot)[: len(said)]
         blocks[-1:] = [last] if last is not None else blocks[-1:]
-        for block, one in zip(blocks, said, strict=True):
-            if one is not None and block in self._tree:
-                self.said[block] = one
+        for block, retention in zip(blocks, said, strict=True):
+            if retention is not None and block in self._tree:
+                self.said[block] = retention
 
-            if one is not None and block in self.idle_since:
+            if retention is not None and block in self.idle_since:
                 self._note_idle(block)
 
     def _priority(self, block: int) -> int:
-        said = self.said.get(block, Retention(DEFAULT))
+        retention = self.said.get(block, Retention(DEFAULT))
         since_s = self.idle_since[block][0]
-        is_over = said.duration_s is not None and self.clock() >= since_s + said.duration_s
-        return DEFAULT if is_over else said.priority
+        is_over = (
+            retention.duration_s is not None and self.clock() >= since_s + retention.duration_s
+        )
+        return DEFAULT if is_over else retention.priority
 
     def _evict(self) -> int:
         ranks = {
@@ -321,15 +324,17 @@ def test_answers_do_not_depend_on_retention_also_after_preemptions(
         got = collect(executor, len(ids))
         stats = executor.get_latest_iteration_stats()
 
-    assert (sum(one.num_preemptions for one in stats) > 0) == (max_kv_cache_tokens is not None)
+    assert (sum(request_id.num_preemptions for request_id in stats) > 0) == (
+        max_kv_cache_tokens is not None
+    )
     assert stats[-1].kv_cache_stats.reused_blocks > 0
 
     without = [replace(request, kv_cache_retention_config=None) for request in requests]
     with Executor(SharingRunner(), plain) as executor:
         expected = collect(executor, len(executor.enqueue_requests(without)))
 
-    assert [joined(got[one])[0] for one in ids] == [
-        joined(one)[0] for _, one in sorted(expected.items())
+    assert [joined(got[request_id])[0] for request_id in ids] == [
+        joined(request_id)[0] for _, request_id in sorted(expected.items())
     ]
 
 

@@ -69,9 +69,8 @@ def test_frequencies_are_those_of_transformers_but_for_the_last_bits_of_few(
     assert rotary.factor == factor
     assert frequencies.shape == expected.shape
 
-    np.testing.assert_array_max_ulp(
-        frequencies, expected.numpy(), 2
-    )  # where torch's power is off by its last bit
+    # Where torch's power is off by its last bit
+    np.testing.assert_array_max_ulp(frequencies, expected.numpy(), 2)
 
     assert np.sum(frequencies != expected.numpy()) <= 4
 

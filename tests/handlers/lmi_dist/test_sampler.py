@@ -64,11 +64,11 @@ def sequence(
     **fields: Any,
 ) -> EmbeddedSequence:
     request = Request(input_token_ids=prompt, max_tokens=1000, sampling_config=config, **fields)
-    [one] = sequences_of(EmbeddedSequence, 1, request, 100_000)
+    [tracked] = sequences_of(EmbeddedSequence, 1, request, 100_000)
     for token_id in generated:
-        one.append(token_id)
+        tracked.append(token_id)
 
-    return one
+    return tracked
 
 
 def random_logits(num_rows: int, vocab_size: int, width: float = 3.0, seed: int = 0) -> Floats:
@@ -106,20 +106,20 @@ def kept(logits: Floats, config: SamplingConfig) -> Floats:
     [wish] = new_wishes(1, **filters_of(config, logits.shape[1]))
     rows = (logits - logits.max(-1, keepdims=True)) / np.float32(wish["temperature"])
     weights = np.exp(rows)
-    for own, powers in zip(weights, rows, strict=True):
-        keep(own, powers, wish)
+    for sampling_row, powers in zip(weights, rows, strict=True):
+        keep(sampling_row, powers, wish)
 
     return weights
 
 
 def name_of(config: SamplingConfig) -> str:
     """The fields that differ from the default, for the names of tests."""
-    given = {
+    described = {
         name: value
         for name, value in _fields(config).items()
         if value != getattr(SamplingConfig(), name)
     }
-    return " ".join(f"{name}={value}" for name, value in given.items()) or "plain"
+    return " ".join(f"{name}={value}" for name, value in described.items()) or "plain"
 
 
 def _fields(config: SamplingConfig) -> dict[str, Any]:
@@ -198,7 +198,9 @@ def test_frequencies_follow_the_distribution(config: SamplingConfig) -> None:
     counts = Counter(
         draw.token_id
         for draw in drawn(
-            Sampler(50), logits.repeat(num_draws, 0), *[sequence(one) for one in seeded]
+            Sampler(50),
+            logits.repeat(num_draws, 0),
+            *[sequence(seeded_config) for seeded_config in seeded],
         )
     )
     for token_id, share in enumerate(expected):
@@ -211,14 +213,14 @@ def test_positions_of_one_seed_are_independent() -> None:
     """A sequence draws 20 000 tokens from the same row; a token does not depend on the one before
     it.
     """
-    one = sequence(SamplingConfig(seed=3))
+    seeded_sequence = sequence(SamplingConfig(seed=3))
     logits = zeros(4)
     sampler = Sampler(4)
-    one.max_tokens = 10**6
+    seeded_sequence.max_tokens = 10**6
     for _ in range(20_000):
-        one.append(drawn(sampler, logits, one)[0].token_id)
+        seeded_sequence.append(drawn(sampler, logits, seeded_sequence)[0].token_id)
 
-    tokens = one.token_ids[3:]
+    tokens = seeded_sequence.token_ids[3:]
     pairs = Counter(zip(tokens, tokens[1:], strict=False))
 
     assert all(abs(pairs[first, second] - 1250) < 160 for first in range(4) for second in range(4))
@@ -340,15 +342,17 @@ def test_penalties_together_follow_one_another() -> None:
 
 def test_the_history_of_a_long_sequence_is_exact() -> None:
     config = SamplingConfig(frequency_penalty=1.0, repetition_penalty=1.0)
-    one = sequence(config, tuple(range(70)))
+    long_sequence = sequence(config, tuple(range(70)))
     logits = zeros(300)
     choice = random.Random(1)
     for _ in range(900):
-        edit(logits, one)
-        one.append(choice.randrange(300))
+        edit(logits, long_sequence)
+        long_sequence.append(choice.randrange(300))
 
-    counts = Counter(one.token_ids[70:])
-    assert edit(logits, one).tolist() == [[-float(counts[token_id]) for token_id in range(300)]]
+    counts = Counter(long_sequence.token_ids[70:])
+    assert edit(logits, long_sequence).tolist() == [
+        [-float(counts[token_id]) for token_id in range(300)]
+    ]
 
 
 def edit(logits: Floats, one: EmbeddedSequence) -> Floats:
@@ -367,8 +371,8 @@ def edit(logits: Floats, one: EmbeddedSequence) -> Floats:
 
 def ruled(sampling: Sampling) -> Floats:
     """The row of the only wish after its rules, (1, vocab)."""
-    own = {name: slice(None) for name in ("biased", "seen", "banned")}
-    return apply_rules(sampling, sampling.wishes[0], own, sampling.logits[0])[None]
+    ranges = {name: slice(None) for name in ("biased", "seen", "banned")}
+    return apply_rules(sampling, sampling.wishes[0], ranges, sampling.logits[0])[None]
 
 
 def test_a_bad_word_is_banned_where_it_would_be_completed() -> None:
@@ -382,13 +386,15 @@ def test_a_bad_word_is_banned_where_it_would_be_completed() -> None:
 def test_no_ngram_comes_twice_in_prompt_and_output_as_in_transformers(size: int) -> None:
     choice = random.Random(size)
     logits = zeros(6)
-    one = sequence(SamplingConfig(no_repeat_ngram_size=size), tuple(choice.choices(range(4), k=5)))
+    repeated = sequence(
+        SamplingConfig(no_repeat_ngram_size=size), tuple(choice.choices(range(4), k=5))
+    )
     for _ in range(60):
         expected = NoRepeatNGramLogitsProcessor(size)(
-            torch.tensor([one.token_ids]), torch.tensor(logits)
+            torch.tensor([repeated.token_ids]), torch.tensor(logits)
         ).numpy()
-        assert np.array_equal(edit(logits, one), expected)
-        one.append(choice.randrange(5))
+        assert np.array_equal(edit(logits, repeated), expected)
+        repeated.append(choice.randrange(5))
 
 
 def test_a_size_of_0_bans_nothing() -> None:
@@ -400,21 +406,21 @@ def test_a_size_of_0_bans_nothing() -> None:
 
 def test_rules_that_were_forked_go_their_own_ways() -> None:
     config = SamplingConfig(no_repeat_ngram_size=2, repetition_penalty=1.5, frequency_penalty=0.5)
-    one = sequence(config, (1, 2, 3), (1,))
+    ruled = sequence(config, (1, 2, 3), (1,))
     logits = random_logits(1, 10)
-    rules = new_rules(one, 10)
+    rules = new_rules(ruled, 10)
     assert rules is not None
 
-    apply(rules, logits, one)
+    apply(rules, logits, ruled)
     forked = rules.fork()
-    for own, generated in (
+    for row_rules, generated in (
         (rules, (1, 4, 1)),
         (forked, (1, 5, 1)),
         (rules, (1, 4, 1, 6)),
         (forked, (1, 5, 1, 2)),
     ):
         fresh = sequence(config, (1, 2, 3), generated)
-        assert np.array_equal(apply(own, logits, fresh), edit(logits, fresh))
+        assert np.array_equal(apply(row_rules, logits, fresh), edit(logits, fresh))
 
 
 def apply(rules: LogitsRules, logits: Floats, one: EmbeddedSequence) -> Floats:
@@ -464,8 +470,10 @@ def test_log_probs_are_those_of_the_model_whatever_the_request_asks() -> None:
 
     values, token_ids = expected.topk(3)
     assert draw.top is not None
-    assert [one.token_id for one in draw.top] == token_ids.tolist()
-    assert [one.log_prob for one in draw.top] == pytest.approx(values.tolist(), abs=1e-6)
+    assert [top_token.token_id for top_token in draw.top] == token_ids.tolist()
+    assert [top_token.log_prob for top_token in draw.top] == pytest.approx(
+        values.tolist(), abs=1e-6
+    )
 
 
 def test_log_probs_come_only_where_they_are_asked_for() -> None:
@@ -491,18 +499,18 @@ def test_prompt_log_probs_are_those_of_the_next_tokens() -> None:
     choose = Sampler(50).choose
     chunk = Chunk(0, 0, [4, 5, 6, 7])
     config = OutputConfig(num_prompt_log_probs=2)
-    one = sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config)
-    assert note_prompt(choose, one, chunk, logits)
+    prompted = sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config)
+    assert note_prompt(choose, prompted, chunk, logits)
 
     expected = torch.tensor(logits).log_softmax(-1)
-    own = [expected[row, row + 5].item() for row in range(4)]
-    first, *notes = one.prompt_log_probs
+    chosen_logits = [expected[row, row + 5].item() for row in range(4)]
+    first, *notes = prompted.prompt_log_probs
 
     assert first.log_prob is None and [note.log_prob for note in notes] == pytest.approx(
-        own, abs=1e-6
+        chosen_logits, abs=1e-6
     )
     assert all(
-        [one.token_id for one in note.top] == expected[row].topk(2).indices.tolist()
+        [prompted.token_id for prompted in note.top] == expected[row].topk(2).indices.tolist()
         for row, note in enumerate(notes)
     )
 
@@ -522,9 +530,9 @@ def test_prompt_log_probs_are_those_of_the_next_tokens() -> None:
 
 
 def test_a_prompt_of_one_token_has_one_log_prob_which_is_none() -> None:
-    one = sequence(SamplingConfig(), (4,), output_config=OutputConfig(num_prompt_log_probs=2))
-    assert note_prompt(Sampler(50).choose, one, Chunk(0, 0, [4]), random_logits(1, 50))
-    assert [note.log_prob for note in one.prompt_log_probs] == [None]
+    prompted = sequence(SamplingConfig(), (4,), output_config=OutputConfig(num_prompt_log_probs=2))
+    assert note_prompt(Sampler(50).choose, prompted, Chunk(0, 0, [4]), random_logits(1, 50))
+    assert [note.log_prob for note in prompted.prompt_log_probs] == [None]
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])

@@ -56,11 +56,11 @@ def run(one_scheduler: Scheduler, batch: Batch) -> list[EmbeddedSequence]:
     """
     advanced = []
     for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
-        for one in (owner, *batch.followers.get(owner, ())):
-            one.num_computed = chunk.end
-            if chunk.end == one.num_tokens:
-                one.append(7)
-                advanced.append(one)
+        for follower in (owner, *batch.followers.get(owner, ())):
+            follower.num_computed = chunk.end
+            if chunk.end == follower.num_tokens:
+                follower.append(7)
+                advanced.append(follower)
 
     one_scheduler.commit(batch)
     return advanced
@@ -85,36 +85,36 @@ def known_pace() -> SteadyPace:
 
 
 def test_a_full_batch_leaves_a_fifth_of_the_time_to_steps_of_express_sequences_only() -> None:
-    one = Scheduler(KvCache(1000, 10), known_pace(), num_express=1)
-    others = [sequence(i, max_tokens=200) for i in range(8)]
+    batcher = Scheduler(KvCache(1000, 10), known_pace(), num_express=1)
+    long_ones = [sequence(i, max_tokens=200) for i in range(8)]
     light = sequence(9, max_tokens=40, is_express=True)
-    for each in (*others, light):
-        one.add(each)
+    for arriving in (*long_ones, light):
+        batcher.add(arriving)
 
-    step(one)
+    step(batcher)
     sizes = []
     while not light.is_finished:
-        sizes.append(len(step(one).sequences))
+        sizes.append(len(step(batcher).sequences))
 
     assert set(sizes) == {1, 9} and 30 < sizes.count(1) + sizes.count(9) == 39
 
-    short_s = sizes.count(1) * one.pace.seconds(1)
-    whole_s = sizes.count(9) * one.pace.seconds(9)
+    short_s = sizes.count(1) * batcher.pace.seconds(1)
+    whole_s = sizes.count(9) * batcher.pace.seconds(9)
 
     assert 0.15 < short_s / whole_s <= 0.25
-    assert len(step(one).sequences) == 8 and {each.num_generated for each in others} == {
-        2 + sizes.count(9)
-    }
+    assert len(step(batcher).sequences) == 8 and {
+        arriving.num_generated for arriving in long_ones
+    } == {2 + sizes.count(9)}
 
 
 def test_express_sequences_alone_or_in_a_batch_that_is_hardly_slower_have_no_short_steps() -> None:
     pace = SteadyPace(256)
     pace.note(1, 0.010), pace.note(16, 0.012)
-    one = Scheduler(KvCache(1000, 10), pace, num_express=1)
-    for each in (sequence(0, max_tokens=30), sequence(1, max_tokens=30, is_express=True)):
-        one.add(each)
+    batcher = Scheduler(KvCache(1000, 10), pace, num_express=1)
+    for arriving in (sequence(0, max_tokens=30), sequence(1, max_tokens=30, is_express=True)):
+        batcher.add(arriving)
 
-    assert {len(step(one).sequences) for _ in range(20)} == {2}
+    assert {len(step(batcher).sequences) for _ in range(20)} == {2}
 
 
 def spans(chunks: list[Chunk]) -> list[tuple[int, int, int]]:
@@ -122,22 +122,24 @@ def spans(chunks: list[Chunk]) -> list[tuple[int, int, int]]:
 
 
 def test_prompts_are_cut_where_the_budget_ends() -> None:
-    one = scheduler(max_prefill_tokens=16)
-    one.add(sequence(1, num_prompt_tokens=20))
-    one.add(sequence(2, num_prompt_tokens=15))
-    assert spans(step(one).plan.prefills) == [(0, 0, 16)]
-    assert spans(step(one).plan.prefills) == [(0, 16, 20), (1, 0, 12)]
-    batch = step(one)
+    batcher = scheduler(max_prefill_tokens=16)
+    batcher.add(sequence(1, num_prompt_tokens=20))
+    batcher.add(sequence(2, num_prompt_tokens=15))
+    assert spans(step(batcher).plan.prefills) == [(0, 0, 16)]
+    assert spans(step(batcher).plan.prefills) == [(0, 16, 20), (1, 0, 12)]
+    batch = step(batcher)
     assert spans(batch.plan.decodes) == [(0, 20, 21)] and spans(batch.plan.prefills) == [
         (1, 12, 15)
     ]
 
 
 def test_logits_are_asked_for_at_the_end_of_a_prompt_and_everywhere_for_prompt_log_probs() -> None:
-    one = scheduler(max_prefill_tokens=8)
-    one.add(sequence(1, num_prompt_tokens=10))
-    one.add(sequence(2, num_prompt_tokens=10, output_config=OutputConfig(num_prompt_log_probs=0)))
-    assert [[chunk.num_logits for chunk in step(one).plan.prefills] for _ in range(3)] == [
+    batcher = scheduler(max_prefill_tokens=8)
+    batcher.add(sequence(1, num_prompt_tokens=10))
+    batcher.add(
+        sequence(2, num_prompt_tokens=10, output_config=OutputConfig(num_prompt_log_probs=0))
+    )
+    assert [[chunk.num_logits for chunk in step(batcher).plan.prefills] for _ in range(3)] == [
         [0],
         [1, 6],
         [4],
@@ -145,110 +147,112 @@ def test_logits_are_asked_for_at_the_end_of_a_prompt_and_everywhere_for_prompt_l
 
 
 def test_decodes_come_first_and_in_order_of_slots() -> None:
-    one = scheduler()
+    batcher = scheduler()
     for number, priority in ((1, 0.5), (2, 0.9), (3, 0.1)):
-        one.add(sequence(number, priority=priority))
+        batcher.add(sequence(number, priority=priority))
 
-    step(one)
-    one.add(sequence(4))
-    batch = step(one)
+    step(batcher)
+    batcher.add(sequence(4))
+    batch = step(batcher)
     assert [chunk.slot for chunk in batch.plan.chunks] == [0, 1, 2, 3]
     assert [done.id for done in batch.sequences] == [2, 1, 3, 4]
 
 
 def test_higher_priority_goes_first_and_age_decides_between_equals() -> None:
-    one = scheduler(num_slots=1)
+    batcher = scheduler(num_slots=1)
     for number, priority in ((1, 0.5), (2, 0.5), (3, 0.9)):
-        one.add(sequence(number, priority=priority, max_tokens=1))
+        batcher.add(sequence(number, priority=priority, max_tokens=1))
 
-    assert [step(one).sequences[0].id for _ in range(3)] == [3, 1, 2]
+    assert [step(batcher).sequences[0].id for _ in range(3)] == [3, 1, 2]
 
 
 def test_slots_bound_what_runs() -> None:
-    one = scheduler(num_slots=2)
+    batcher = scheduler(num_slots=2)
     for number in range(5):
-        one.add(sequence(number))
+        batcher.add(sequence(number))
 
-    step(one)
-    assert (len(one.running), len(one.waiting)) == (2, 3)
+    step(batcher)
+    assert (len(batcher.running), len(batcher.waiting)) == (2, 3)
 
 
 def test_admission_keeps_a_block_for_each_running_sequence() -> None:
-    one = scheduler(num_blocks=4)
-    one.add(sequence(1, num_prompt_tokens=16))
-    one.add(sequence(2, num_prompt_tokens=32))  # 2 of 3 free blocks, and one is kept: just fits
-    step(one)
-    assert len(one.running) == 2
-    other = scheduler(num_blocks=4)
-    other.add(sequence(1, num_prompt_tokens=16))
-    other.add(sequence(2, num_prompt_tokens=33))
-    step(other)
-    assert [done.id for done in other.waiting] == [2]
+    batcher = scheduler(num_blocks=4)
+    batcher.add(sequence(1, num_prompt_tokens=16))
+    # 2 of 3 free blocks, and one is kept: just fits
+    batcher.add(sequence(2, num_prompt_tokens=32))
+    step(batcher)
+    assert len(batcher.running) == 2
+    second_batcher = scheduler(num_blocks=4)
+    second_batcher.add(sequence(1, num_prompt_tokens=16))
+    second_batcher.add(sequence(2, num_prompt_tokens=33))
+    step(second_batcher)
+    assert [done.id for done in second_batcher.waiting] == [2]
 
 
 def test_the_last_in_rank_is_preempted_and_recomputed_before_whoever_came_later() -> None:
-    one = scheduler(num_blocks=4, max_prefill_tokens=100)
+    batcher = scheduler(num_blocks=4, max_prefill_tokens=100)
     first = sequence(1, 16, max_tokens=40)
     second = sequence(2, 16, max_tokens=40)
-    one.add(first)
-    one.add(second)
+    batcher.add(first)
+    batcher.add(second)
     while first.num_tokens + second.num_tokens <= 64:
-        step(one)  # each has two blocks, the last ones
+        # Each has two blocks, the last ones
+        step(batcher)
 
-    one.add(sequence(3))
-    batch = step(one)
+    batcher.add(sequence(3))
+    batch = step(batcher)
 
     assert batch.num_preemptions == 1 and batch.sequences == [first]
-    assert [done.id for done in one.waiting] == [2, 3]
+    assert [done.id for done in batcher.waiting] == [2, 3]
     assert second.slot is None and second.num_prefill == second.num_tokens > 32
 
     num_known = second.num_tokens
     while second.slot is None:
-        step(one)
+        step(batcher)
 
-    assert second.num_tokens == num_known + 1 and one.running[0] is second
+    assert second.num_tokens == num_known + 1 and batcher.running[0] is second
 
-    while one.running:
-        step(one)
+    while batcher.running:
+        step(batcher)
 
     assert first.num_generated == second.num_generated == 40
-    assert one.cache.num_used_blocks == 0
+    assert batcher.cache.num_used_blocks == 0
 
 
 def test_a_low_priority_is_preempted_before_a_younger_request() -> None:
-    one = scheduler(num_blocks=4)
+    batcher = scheduler(num_blocks=4)
     low = sequence(1, 16, priority=0.1, max_tokens=40)
     high = sequence(2, 16, priority=0.9, max_tokens=40)
-    one.add(low)
-    one.add(high)
-    while not (batch := step(one)).num_preemptions:
+    batcher.add(low)
+    batcher.add(high)
+    while not (batch := step(batcher)).num_preemptions:
         pass
 
     assert batch.sequences == [high]
 
 
 def test_removing_frees_blocks_and_slot_wherever_the_sequence_stands() -> None:
-    one = scheduler(num_slots=1, max_prefill_tokens=8)
+    batcher = scheduler(num_slots=1, max_prefill_tokens=8)
     running = sequence(1, num_prompt_tokens=30)
     waiting = sequence(2)
-    one.add(running)
-    one.add(waiting)
-    step(one)
-    one.remove(waiting)
-    one.remove(running)
-    assert (one.cache.num_used_blocks, one.running, one.waiting) == (0, [], [])
+    batcher.add(running)
+    batcher.add(waiting)
+    step(batcher)
+    batcher.remove(waiting)
+    batcher.remove(running)
+    assert (batcher.cache.num_used_blocks, batcher.running, batcher.waiting) == (0, [], [])
 
 
 def test_the_sequences_of_a_request_are_admitted_together_and_get_the_first_ones_prompt() -> None:
-    one = scheduler(num_slots=5, max_prefill_tokens=8)
+    batcher = scheduler(num_slots=5, max_prefill_tokens=8)
     group = sequences(1, 3, num_prompt_tokens=20)
     for sibling in group:
-        one.add(sibling)
+        batcher.add(sibling)
 
-    one.add(sequence(2))
+    batcher.add(sequence(2))
     starts = []
     for _ in range(2):
-        batch = step(one)
+        batch = step(batcher)
         assert batch.sequences == group[:1] and batch.followers == {}
         assert [sibling.slot for sibling in group] == [0, 1, 2], (
             "all have their slots from the first step"
@@ -256,84 +260,88 @@ def test_the_sequences_of_a_request_are_admitted_together_and_get_the_first_ones
 
         starts += spans(batch.plan.prefills)
 
-    batch = step(one)
+    batch = step(batcher)
     assert [*starts, *spans(batch.plan.prefills)] == [(0, 0, 8), (0, 8, 16), (0, 16, 20), (3, 0, 4)]
     assert batch.followers[group[0]] == group[1:]
-    assert [chunk.slot for chunk in step(one).plan.decodes] == [0, 1, 2, 3]
+    assert [chunk.slot for chunk in step(batcher).plan.decodes] == [0, 1, 2, 3]
 
 
 def test_followers_come_in_while_a_leader_eats_the_whole_budget() -> None:
     """The slot of the second is free just before the last chunk of the first."""
-    one = scheduler(num_slots=2, max_prefill_tokens=8)
-    one.add(sequence(1, max_tokens=3))
-    step(one)
+    batcher = scheduler(num_slots=2, max_prefill_tokens=8)
+    batcher.add(sequence(1, max_tokens=3))
+    step(batcher)
     group = sequences(2, 3, num_prompt_tokens=24)
     for sibling in group:
-        one.add(sibling)
+        batcher.add(sibling)
 
     for _ in range(2):
-        assert [done.id for done in step(one).sequences] == [1, 2] and one.waiting == group[1:]
+        assert [done.id for done in step(batcher).sequences] == [1, 2] and batcher.waiting == group[
+            1:
+        ]
 
-    assert step(one).followers == {group[0]: [group[1]]}
-    assert (one.running, one.waiting) == (group[:2], group[2:])
+    assert step(batcher).followers == {group[0]: [group[1]]}
+    assert (batcher.running, batcher.waiting) == (group[:2], group[2:])
 
 
 def test_a_sequence_that_comes_too_late_to_follow_computes_for_itself() -> None:
-    one = scheduler(num_slots=2, max_prefill_tokens=8)
-    one.add(sequence(1, max_tokens=2))
-    step(one)
+    batcher = scheduler(num_slots=2, max_prefill_tokens=8)
+    batcher.add(sequence(1, max_tokens=2))
+    step(batcher)
     group = sequences(2, 2)
     for sibling in group:
-        one.add(sibling)
+        batcher.add(sibling)
 
-    step(one)
-    assert one.running == group[:1] and group[0].num_generated == 1
+    step(batcher)
+    assert batcher.running == group[:1] and group[0].num_generated == 1
 
-    batch = step(one)
+    batch = step(batcher)
     assert batch.sequences == group and batch.followers == {group[1]: []}
 
 
 def test_whoever_finds_no_room_leads_the_rest_later() -> None:
-    one = scheduler(num_slots=2)
+    batcher = scheduler(num_slots=2)
     group = sequences(1, 5, num_prompt_tokens=6, max_tokens=1)
     for sibling in group:
-        one.add(sibling)
+        batcher.add(sibling)
 
     leads = []
-    while one.waiting or one.running:
-        leads += step(one).followers.items()
+    while batcher.waiting or batcher.running:
+        leads += step(batcher).followers.items()
 
     assert leads == [(group[0], [group[1]]), (group[2], [group[3]]), (group[4], [])]
 
 
 def test_a_preempted_sequence_with_tokens_neither_leads_nor_follows() -> None:
-    one = scheduler(num_blocks=6)
+    batcher = scheduler(num_blocks=6)
     group = sequences(1, 3, num_prompt_tokens=16, max_tokens=40)
     for sibling in group:
-        one.add(sibling)
+        batcher.add(sibling)
 
     batches = []
-    while one.waiting or one.running:
-        batches.append(step(one))
+    while batcher.waiting or batcher.running:
+        batches.append(step(batcher))
 
     assert sum(batch.num_preemptions for batch in batches) > 0
     assert [batch.followers for batch in batches if any(batch.followers.values())] == [
         {group[0]: group[1:]}
     ]
-    assert all(sibling.num_generated == 40 for sibling in group) and one.cache.num_used_blocks == 0
+    assert (
+        all(sibling.num_generated == 40 for sibling in group) and batcher.cache.num_used_blocks == 0
+    )
 
 
 def test_a_preempted_follower_follows_again() -> None:
-    one = scheduler(max_prefill_tokens=8)
+    batcher = scheduler(max_prefill_tokens=8)
     group = sequences(1, 2, num_prompt_tokens=24)
     for sibling in group:
-        one.add(sibling)
+        batcher.add(sibling)
 
-    step(one)
-    one._preempt(group[1])
-    assert one.waiting == group[1:] and group[1].slot is None
-    assert (step(one).followers, one.running) == ({}, group)
-    assert step(one).followers == {group[0]: [group[1]]}
+    step(batcher)
+    batcher._preempt(group[1])
+    assert batcher.waiting == group[1:] and group[1].slot is None
+    assert (step(batcher).followers, batcher.running) == ({}, group)
+    assert step(batcher).followers == {group[0]: [group[1]]}
 
 
 @st.composite
@@ -366,25 +374,25 @@ def test_under_any_load_the_budget_holds_and_everyone_ends(
     max_prefill_tokens: int,
 ) -> None:
     """Seven blocks are the most that one of these sequences can need (60 + 40 - 1 tokens)."""
-    one = scheduler(num_blocks, num_slots, max_prefill_tokens=max_prefill_tokens)
+    batcher = scheduler(num_blocks, num_slots, max_prefill_tokens=max_prefill_tokens)
     open_ones = {new for _, group, _ in load for new in group}
     for now in range(5000):
         for arrival, group, _ in load:
             if arrival == now:
                 for new in group:
-                    one.add(new)
+                    batcher.add(new)
 
         for arrival, group, patience in load:
             if patience is not None and now == arrival + patience:
                 for doomed in open_ones.intersection(group):
-                    one.remove(doomed)
+                    batcher.remove(doomed)
                     open_ones.discard(doomed)
 
-        batch = one.schedule()
-        check(one, batch, max_prefill_tokens)
-        for done in run(one, batch):
+        batch = batcher.schedule()
+        check(batcher, batch, max_prefill_tokens)
+        for done in run(batcher, batch):
             if done.is_finished:
-                one.remove(done)
+                batcher.remove(done)
                 open_ones.discard(done)
                 assert done.num_generated == done.max_tokens
 
@@ -392,9 +400,8 @@ def test_under_any_load_the_budget_holds_and_everyone_ends(
             break
 
     assert not open_ones, "someone waits for ever"
-    assert (
-        one.cache.num_used_blocks == 0
-    )  # so no slot is held, since each sequence with a slot has at least one block
+    # So no slot is held, since each sequence with a slot has at least one block
+    assert batcher.cache.num_used_blocks == 0
 
 
 def check(one: Scheduler, batch: Batch, max_prefill_tokens: int) -> None:

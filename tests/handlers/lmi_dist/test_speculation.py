@@ -49,19 +49,19 @@ def answers(
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(requests))
 
-    return [joined(got[one]) for one in ids]
+    return [joined(got[request_id]) for request_id in ids]
 
 
 def joined(responses: list[Response]) -> list[object]:
-    results = [one.result for one in responses if one.result is not None]
+    results = [result.result for result in responses if result.result is not None]
     assert len(results) == len(responses), responses[-1].error_msg
     parts: dict[int, list[object]] = {}
-    for one in results:
-        ids, log_probs, top, _ = parts.setdefault(one.sequence_index, [[], [], [], None])
-        ids += one.output_token_ids[0]
-        log_probs += one.log_probs[0] if one.log_probs else []
-        top += one.top_log_probs[0] if one.top_log_probs else []
-        parts[one.sequence_index][3] = one.finish_reasons[0]
+    for result in results:
+        ids, log_probs, top, _ = parts.setdefault(result.sequence_index, [[], [], [], None])
+        ids += result.output_token_ids[0]
+        log_probs += result.log_probs[0] if result.log_probs else []
+        top += result.top_log_probs[0] if result.top_log_probs else []
+        parts[result.sequence_index][3] = result.finish_reasons[0]
 
     return [parts[index] for index in sorted(parts)]
 
@@ -96,14 +96,16 @@ def test_a_step_with_drafts_reports_how_much_of_them_was_right() -> None:
         collect(executor, 1)
         steps = drained(executor)
 
-    found = [step.spec_decoding_stats for step in steps if step.spec_decoding_stats is not None]
+    draft_stats = [
+        step.spec_decoding_stats for step in steps if step.spec_decoding_stats is not None
+    ]
     drafts = [chunk for plan in runner.plans for chunk in plan.decodes if len(chunk.token_ids) > 1]
 
-    assert sum(step.num_requests_with_draft_tokens for step in found) == len(drafts) > 0
-    assert sum(step.num_draft_tokens for step in found) == sum(
+    assert sum(step.num_requests_with_draft_tokens for step in draft_stats) == len(drafts) > 0
+    assert sum(step.num_draft_tokens for step in draft_stats) == sum(
         len(chunk.token_ids) - 1 for chunk in drafts
     )
-    assert sum(step.num_accepted_tokens for step in found) == 150 - len(runner.plans)
+    assert sum(step.num_accepted_tokens for step in draft_stats) == 150 - len(runner.plans)
     assert sum(step.num_generation_tokens for step in steps) == 150 - 1, (
         "the first token comes with the prompt"
     )
@@ -115,8 +117,10 @@ def test_a_draft_never_goes_past_the_last_token_or_the_blocks_of_its_sequence() 
         ask(5, max_tokens=num, sampling_config=SamplingConfig(temperature=0))
         for num in range(1, 60)
     ]
-    for one, request in zip(answers(runner, requests, config("ngram")), requests, strict=True):
-        [[ids, *_]] = one
+    for request_answer, request in zip(
+        answers(runner, requests, config("ngram")), requests, strict=True
+    ):
+        [[ids, *_]] = request_answer
         assert isinstance(ids, list) and len(ids) == request.max_tokens
 
     for plan in runner.plans:
@@ -162,7 +166,7 @@ def test_a_step_without_memory_to_draw_for_drafts_keeps_its_first_tokens() -> No
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
 
-    assert errors and [joined(got[one]) for one in ids] == expected
+    assert errors and [joined(got[request_id]) for request_id in ids] == expected
 
 
 def test_a_model_that_is_not_invariant_has_no_drafts_and_says_so(

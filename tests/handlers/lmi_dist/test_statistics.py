@@ -65,7 +65,7 @@ def check(times: RequestPerfMetrics | None, *, has_run: bool = True) -> None:
         times.first_token_time,
         times.last_token_time,
     ]
-    happened = [one for one in way if one is not None]
+    happened = [moment for moment in way if moment is not None]
     assert len(happened) == (4 if has_run else 1) and happened == sorted(happened)
 
 
@@ -81,7 +81,9 @@ def test_each_sequence_has_its_times_once(num: int, temperature: float, streamin
         [responses] = collect(executor, 1).values()
 
     results = [response.get_result() for response in responses]
-    assert sum(one.request_perf_metrics is not None for one in results) == num
+    assert (
+        sum(sequence_result.request_perf_metrics is not None for sequence_result in results) == num
+    )
 
     for result in results:
         assert (result.request_perf_metrics is not None) == result.is_sequence_final
@@ -93,9 +95,9 @@ def test_a_request_that_was_preempted_keeps_its_first_times() -> None:
     config = ExecutorConfig(kv_cache_config=KvCacheConfig(max_tokens=96))
     with Executor(SharingRunner(), config) as executor:
         executor.enqueue_requests(
-            [ask(*[one] * 20, max_tokens=50, output_config=TIMED) for one in range(2)]
+            [ask(*[token_id] * 20, max_tokens=50, output_config=TIMED) for token_id in range(2)]
         )
-        results = [one[-1].get_result() for one in collect(executor, 2).values()]
+        results = [token_id[-1].get_result() for token_id in collect(executor, 2).values()]
         assert sum(step.num_preemptions for step in drained(executor)) > 0
 
     for result in results:
@@ -108,9 +110,8 @@ def test_a_request_that_ends_early_has_the_times_so_far(reason: FinishReason) ->
     endless = Request(
         (1, 2), 100_000, True, output_config=TIMED, allotted_time_ms=2000 if is_timed else None
     )
-    waits = replace(
-        endless, allotted_time_ms=300 if is_timed else None
-    )  # its time is over while the first one runs
+    # Its time is over while the first one runs
+    waits = replace(endless, allotted_time_ms=300 if is_timed else None)
     config = ExecutorConfig(max_batch_size=1, kv_cache_config=KvCacheConfig(max_tokens=1_000_000))
     with Executor(FakeRunner(context_length=1_000_000), config) as executor:
         running, waiting = executor.enqueue_requests([endless, waits])

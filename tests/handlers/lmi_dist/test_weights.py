@@ -298,18 +298,20 @@ def test_tensors_that_the_model_does_not_use_are_told_in_one_line(
         lambda tensors: tensors.update({name: torch.zeros(size) for name, size in names.items()}),
     )
     load_native(folder, max_length=64)
-    [said] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    [warning] = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+    ]
     count = (
         "1 tensor of its weight files is"
         if len(names) == 1
         else f"{len(names)} tensors of its weight files are"
     )
-    assert said.startswith(f"{folder}: {count} not used, config.json has no place for ")
+    assert warning.startswith(f"{folder}: {count} not used, config.json has no place for ")
 
     for name in sorted(names)[:3]:
-        assert name in said
+        assert name in warning
 
-    assert said.endswith(", …") is (len(names) > 3)
+    assert warning.endswith(", …") is (len(names) > 3)
 
 
 def test_leftovers_of_older_libraries_and_trainers_are_not_told(

@@ -153,8 +153,8 @@ class _WholeSequence:
             operation.rotations[: len(self.ids)].to(self.dtype).unbind(1)
         )  # (rows, num_pairs)
         num_pairs = cosines.shape[1]
-        first, second, rest = heads.split(
+        first, second, unturned = heads.split(
             (num_pairs, num_pairs, heads.shape[-1] - 2 * num_pairs), dim=-1
         )
-        rotated = (first * cosines - second * sines, second * cosines + first * sines, rest)
+        rotated = (first * cosines - second * sines, second * cosines + first * sines, unturned)
         return torch.cat(rotated, dim=-1)

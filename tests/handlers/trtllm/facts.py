@@ -27,10 +27,10 @@ KINDS = {kind.name.lower(): kind for kind in (
 
 class Source(msgspec.Struct, frozen=True):
     path: str
-    commit: (
-        str | None
-    )  # None for a later text of the same line, whose commit the store of texts does not say
-    date: str | None  # of the commit, as far as it is known
+    # None for a later text of the same line, whose commit the store of texts does not say
+    commit: str | None
+    # Of the commit, as far as it is known
+    date: str | None
     repository: str = "NVIDIA/TensorRT-LLM"
 
 
@@ -72,7 +72,8 @@ class Class(msgspec.Struct, frozen=True):
     parameters: list[Fact]
     methods: dict[str, Callable]
     attributes: list[str]
-    extra: str | None  # "forbid" where the constructor refuses an unknown keyword itself
+    # "forbid" where the constructor refuses an unknown keyword itself
+    extra: str | None
     bases: list[str]
 
     @property
@@ -115,13 +116,13 @@ class Facts(msgspec.Struct, frozen=True):
         """The class that `from module import name` gives, by its name here; None if it is not
         described.
         """
-        for known, cls in self.classes.items():
-            if known == f"{module}.{name}" or (
-                cls.module == module and known.rsplit(".", 1)[1] == name
+        for full_name, cls in self.classes.items():
+            if full_name == f"{module}.{name}" or (
+                cls.module == module and full_name.rsplit(".", 1)[1] == name
             ):
-                return known
+                return full_name
 
-        by_name = [known for known in self.classes if known.rsplit(".", 1)[1] == name]
+        by_name = [full_name for full_name in self.classes if full_name.rsplit(".", 1)[1] == name]
         return by_name[0] if name in self.exports.get(module, ()) and by_name else None
 
 

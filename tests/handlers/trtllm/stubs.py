@@ -19,10 +19,10 @@ from tests.handlers.trtllm.facts import Callable, Class, Facts, load
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "handlers" / "lmi_trtllm"
 OURS = "handlers.lmi_trtllm"
-ARGUMENTS = "tensorrt_llm.llmapi.TorchLlmArgs"  # what LLM takes as its **kwargs
-MAX_POSITIONAL = {
-    "generate_async": 2
-}  # `inputs` and `sampling_params`: the lines differ in what follows
+# What LLM takes as its **kwargs
+ARGUMENTS = "tensorrt_llm.llmapi.TorchLlmArgs"
+# `inputs` and `sampling_params`: the lines differ in what follows
+MAX_POSITIONAL = {"generate_async": 2}
 TYPES = {
     "inputs": "Inputs | list[int]",
     "LLM.args": "TorchLlmArgs",
@@ -78,13 +78,13 @@ def faults(
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", cache, *packages]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400)
     assert not done.stderr, done.stderr
-    found: dict[str, list[str]] = {package: [] for package in packages}
+    lines_of: dict[str, list[str]] = {package: [] for package in packages}
     for line in done.stdout.splitlines():
-        package, _, rest = line.partition("/")
-        if " error: " in rest:
-            found[package].append(rest)
+        package, _, problem = line.partition("/")
+        if " error: " in problem:
+            lines_of[package].append(problem)
 
-    return found
+    return lines_of
 
 
 def write_stubs(folder: Path, facts: Facts) -> None:
@@ -104,77 +104,90 @@ def write_stubs(folder: Path, facts: Facts) -> None:
         place = folder.joinpath(*module.split(".")[1:])
         place.mkdir(parents=True, exist_ok=True)
         lines = [
-            f"from tensorrt_llm._facts import {one} as {one}" if one in short else f"{one}: Any"
-            for one in names
+            f"from tensorrt_llm._facts import {class_name} as {class_name}"
+            if class_name in short
+            else f"{class_name}: Any"
+            for class_name in names
         ]
         if not any(part.startswith("_") for part in module.split(".")):
             (place / "__init__.pyi").write_text("\n".join(["from typing import Any", *lines]))
 
 
 def _enum(name: str, members: Iterable[str]) -> str:
-    return f"class {name}(Enum):\n" + "".join(f"    {one} = ...\n" for one in members)
+    return f"class {name}(Enum):\n" + "".join(f"    {member} = ...\n" for member in members)
 
 
 def _class(name: str, facts: Facts) -> str:
-    known = facts.classes[name]
+    class_fact = facts.classes[name]
     title = name.rpartition(".")[2]
-    inner = [_class(one, facts) for one in facts.classes if one.rpartition(".")[0] == name]
-    nested = {one.rpartition(".")[2] for one in facts.classes if one.rpartition(".")[0] == name}
+    inner = [
+        _class(class_name, facts)
+        for class_name in facts.classes
+        if class_name.rpartition(".")[0] == name
+    ]
+    nested = {
+        class_name.rpartition(".")[2]
+        for class_name in facts.classes
+        if class_name.rpartition(".")[0] == name
+    }
     lines = [line for text in inner for line in text.splitlines()]
-    lines += ["model_fields: ClassVar[dict[str, Any]]"] if known.extra else []
-    lines.append(f"def __init__(self, {_parameters(_own(known, title, facts))}) -> None: ...")
-    for method, fact in known.methods.items():
+    lines += ["model_fields: ClassVar[dict[str, Any]]"] if class_fact.extra else []
+    lines.append(f"def __init__(self, {_parameters(_own(class_fact, title, facts))}) -> None: ...")
+    for method, fact in class_fact.methods.items():
         lines.append(
             f"def {method}({_parameters(_shown(method, fact))}) -> "
             f"{TYPES.get(f'{title}.{method}', 'Any')}: ..."
         )
 
-    for one in sorted({*known.attributes} - nested - known.methods.keys()):
-        if not one.startswith("_"):
-            lines.append(f"{one}: {TYPES.get(f'{title}.{one}', 'Any')}")
+    for class_name in sorted({*class_fact.attributes} - nested - class_fact.methods.keys()):
+        if not class_name.startswith("_"):
+            lines.append(f"{class_name}: {TYPES.get(f'{title}.{class_name}', 'Any')}")
 
-    return f"class {title}({', '.join(known.bases)}):\n" + "".join(
+    return f"class {title}({', '.join(class_fact.bases)}):\n" + "".join(
         f"    {line}\n" for line in lines
     )
 
 
 def _own(known: Class, title: str, facts: Facts) -> list[Parameter]:
     """The parameters of the constructor."""
-    own = [fact.parameter for fact in known.parameters]
+    parameters = [fact.parameter for fact in known.parameters]
     if title != "LLM":
-        return own
+        return parameters
 
     more = [
         fact.parameter
         for fact in facts.classes[ARGUMENTS].parameters
-        if fact.name not in {one.name for one in own}
+        if fact.name not in {parameter.name for parameter in parameters}
     ]
-    return [one for one in own if one.kind is not Parameter.VAR_KEYWORD] + [
-        one.replace(kind=Parameter.KEYWORD_ONLY) for one in more
-    ]
+    return [
+        parameter for parameter in parameters if parameter.kind is not Parameter.VAR_KEYWORD
+    ] + [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in more]
 
 
 def _shown(method: str, fact: Callable) -> list[Parameter]:
     """The parameters of a method, those that are not safe by position by their names only."""
     most = MAX_POSITIONAL.get(method, 99) + 1
-    shown = [one.parameter for one in fact.parameters]
-    return [*shown[:most], *(one.replace(kind=Parameter.KEYWORD_ONLY) for one in shown[most:])]
+    parameters = [parameter.parameter for parameter in fact.parameters]
+    return [
+        *parameters[:most],
+        *(parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters[most:]),
+    ]
 
 
 def _parameters(parameters: Iterable[Parameter]) -> str:
     parts = list[str]()
     has_star = False
-    for one in parameters:
-        if one.name.startswith("_"):
+    for parameter in parameters:
+        if parameter.name.startswith("_"):
             continue
 
-        if one.kind is Parameter.KEYWORD_ONLY and not has_star:
+        if parameter.kind is Parameter.KEYWORD_ONLY and not has_star:
             parts.append("*")
             has_star = True
 
-        stars = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}.get(one.kind, "")
-        hint = "" if one.name == "self" else f": {TYPES.get(one.name, 'Any')}"
-        is_open = stars or one.default is Parameter.empty
-        parts.append(f"{stars}{one.name}{hint}" + ("" if is_open else " = ..."))
+        stars = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        hint = "" if parameter.name == "self" else f": {TYPES.get(parameter.name, 'Any')}"
+        is_open = stars or parameter.default is Parameter.empty
+        parts.append(f"{stars}{parameter.name}{hint}" + ("" if is_open else " = ..."))
 
     return ", ".join(parts)

@@ -49,11 +49,11 @@ def class_differences(name: str, fact: Class) -> Iterator[str]:
         else:
             yield f"{name} has no method {method}"
 
-    known = names_of_instances(real)
+    instance_names = names_of_instances(real)
     yield from (
         f"{name} has no attribute {attribute}"
         for attribute in fact.attributes
-        if attribute not in known
+        if attribute not in instance_names
     )
 
 
@@ -66,7 +66,7 @@ def constructor_differences(name: str, fact: Class, real: type) -> Iterator[str]
         constructor = signature_of(real)
         if constructor is not None:
             yield from parameter_differences(
-                name, Signature([each.parameter for each in fact.parameters]), constructor
+                name, Signature([parameter.parameter for parameter in fact.parameters]), constructor
             )
 
         return
@@ -74,15 +74,17 @@ def constructor_differences(name: str, fact: Class, real: type) -> Iterator[str]
     if fact.extra == "forbid" and real.model_config.get("extra") != "forbid":  # type: ignore[attr-defined]
         yield f"{name} takes unknown fields"
 
-    known = {alias for key, field in fields.items() for alias in (key, field.alias) if alias}
+    field_names = {alias for key, field in fields.items() for alias in (key, field.alias) if alias}
     yield from (
-        f"{name} has no field {each.name}" for each in fact.parameters if each.name not in known
+        f"{name} has no field {parameter.name}"
+        for parameter in fact.parameters
+        if parameter.name not in field_names
     )
-    for each in fact.parameters:
-        if each.name in fields and is_other(
-            each.parameter.default, fields[each.name].get_default()
+    for parameter in fact.parameters:
+        if parameter.name in fields and is_other(
+            parameter.parameter.default, fields[parameter.name].get_default()
         ):
-            yield f"{name}.{each.name} is {fields[each.name].get_default()!r} by default, not {each.default!r}"  # noqa: E501
+            yield f"{name}.{parameter.name} is {fields[parameter.name].get_default()!r} by default, not {parameter.default!r}"  # noqa: E501
 
 
 def callable_differences(name: str, fact: Callable, real: Any) -> Iterator[str]:
@@ -99,20 +101,22 @@ def parameter_differences(name: str, expected: Signature, real: Signature) -> It
     """
     takes = {parameter.kind for parameter in real.parameters.values()}
     for key, parameter in expected.parameters.items():
-        other = real.parameters.get(key)
-        if other is None:
+        real_parameter = real.parameters.get(key)
+        if real_parameter is None:
             if parameter.kind not in takes & OPEN and Parameter.VAR_KEYWORD not in takes:
                 yield f"{name} has no parameter {key}"
-        elif not is_givable(parameter, other):
-            yield f"{name}: {key} is {other.kind.name.lower()}, not {parameter.kind.name.lower()}"
-        elif is_other(parameter.default, other.default):
-            yield f"{name}: {key} is {other.default!r} by default, not {parameter.default!r}"
+        elif not is_givable(parameter, real_parameter):
+            kind = real_parameter.kind.name.lower()
+            yield f"{name}: {key} is {kind}, not {parameter.kind.name.lower()}"
+        elif is_other(parameter.default, real_parameter.default):
+            default = real_parameter.default
+            yield f"{name}: {key} is {default!r} by default, not {parameter.default!r}"
 
-    for key, other in real.parameters.items():
+    for key, real_parameter in real.parameters.items():
         if (
             key not in expected.parameters
-            and other.default is Parameter.empty
-            and other.kind not in OPEN
+            and real_parameter.default is Parameter.empty
+            and real_parameter.kind not in OPEN
         ):
             yield f"{name} also needs {key}"
 
@@ -150,7 +154,8 @@ def names_of_instances(real: type) -> set[str]:
         names |= set(getattr(base, "__annotations__", ()))
         try:
             names |= set(re.findall(r"\bself\.(\w+)", inspect.getsource(base)))
-        except (OSError, TypeError):  # compiled, or made without a file
+        except (OSError, TypeError):
+            # Compiled, or made without a file
             continue
 
     return names
@@ -169,7 +174,7 @@ def found(name: str) -> Any:
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         try:
-            thing = importlib.import_module(".".join(parts[:end]))
+            member = importlib.import_module(".".join(parts[:end]))
         except ModuleNotFoundError as error:
             if error.name is None or not name.startswith(error.name):
                 raise
@@ -177,8 +182,8 @@ def found(name: str) -> Any:
             continue
 
         for part in parts[end:]:
-            thing = getattr(thing, part)
+            member = getattr(member, part)
 
-        return thing
+        return member
 
     raise ModuleNotFoundError(f"No module named {parts[0]!r}", name=parts[0])

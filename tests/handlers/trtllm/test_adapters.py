@@ -53,15 +53,19 @@ def limits(max_rank: int, **fields: Any) -> Any:
 def test_adapters_are_asked_for_with_a_configuration_that_says_how_many_stay(adapters: Any) -> None:
     assert adapters.arguments({"enable_lora": False, "lora_config": None}) == {}
     assert adapters.arguments({"enable_lora": True})["lora_config"].max_loras == 4
-    made = adapters.arguments({"enable_lora": True, "lora_config": limits(8, max_loras=2)})[
+    lora_config = adapters.arguments({"enable_lora": True, "lora_config": limits(8, max_loras=2)})[
         "lora_config"
     ]
-    assert (made.max_loras, made.max_lora_rank) == (2, 8)
+    assert (lora_config.max_loras, lora_config.max_lora_rank) == (2, 8)
 
 
 def test_an_adapter_goes_by_name_number_and_path(adapters: Any, tmp_path: Path) -> None:
-    made = adapters.lora_request(LoadedAdapter("poems", 3, str(tmp_path)))
-    assert (made.lora_name, made.lora_int_id, made.lora_path) == ("poems", 3, str(tmp_path))
+    lora_request = adapters.lora_request(LoadedAdapter("poems", 3, str(tmp_path)))
+    assert (lora_request.lora_name, lora_request.lora_int_id, lora_request.lora_path) == (
+        "poems",
+        3,
+        str(tmp_path),
+    )
     with pytest.raises(ValueError, match="gone"):
         adapters.lora_request(LoadedAdapter("poems", 3, str(tmp_path / "gone")))
 
@@ -113,9 +117,9 @@ def test_only_linears_that_the_engines_configuration_names_pass(
 ) -> None:
     adapter = write(tmp_path)
     adapters.check_adapter(adapter, limits(8, lora_target_modules=["attn_q"]))
-    other = {"attn_dense": "q_proj"}
+    renames = {"attn_dense": "q_proj"}
     adapters.check_adapter(
-        adapter, limits(8, lora_target_modules=["attn_dense"], trtllm_modules_to_hf_modules=other)
+        adapter, limits(8, lora_target_modules=["attn_dense"], trtllm_modules_to_hf_modules=renames)
     )
     with pytest.raises(ValueError, match="q_proj.lora_A.weight would be left out"):
         adapters.check_adapter(adapter, limits(8, lora_target_modules=["attn_k", "attn_v"]))

@@ -87,8 +87,8 @@ def test_our_options_reach_the_arguments_of_llm(
         enable_prefix_caching=False,
         max_kv_cache_tokens=4096,
     )
-    given = arguments.llm_arguments(engine, str(folder), line)
-    cache = given.pop("kv_cache_config")
+    llm_arguments = arguments.llm_arguments(engine, str(folder), line)
+    cache = llm_arguments.pop("kv_cache_config")
 
     assert (cache.enable_block_reuse, cache.max_tokens, cache.free_gpu_memory_fraction) == (
         False,
@@ -96,8 +96,8 @@ def test_our_options_reach_the_arguments_of_llm(
         0.9,
     )
 
-    given.pop("scheduler_config", None)
-    assert given == {
+    llm_arguments.pop("scheduler_config", None)
+    assert llm_arguments == {
         "model": str(folder),
         "dtype": "bfloat16",
         "max_batch_size": 7,
@@ -108,26 +108,27 @@ def test_our_options_reach_the_arguments_of_llm(
         "pipeline_parallel_size": 3,
         "trust_remote_code": True,
         "guided_decoding_backend": "xgrammar",
-        "enable_iter_perf_stats": True,  # a search that answers at its end shows so that it goes on
+        # A search that answers at its end shows so that it goes on
+        "enable_iter_perf_stats": True,
     }
 
 
 def test_every_argument_is_one_that_llm_takes(
     arguments: ModuleType, folder: Path, line: Profile, published: str
 ) -> None:
-    known = facts.load(published).cls("tensorrt_llm.llmapi.TorchLlmArgs")
-    given = arguments.llm_arguments(
+    known_class = facts.load(published).cls("tensorrt_llm.llmapi.TorchLlmArgs")
+    llm_arguments = arguments.llm_arguments(
         config({"enable_lora": "true", "max_loras": "2"}), str(folder), line
     )
-    assert given.keys() <= known.keywords
-    arguments.TorchLlmArgs(**given)
+    assert llm_arguments.keys() <= known_class.keywords
+    arguments.TorchLlmArgs(**llm_arguments)
 
 
 def test_what_nobody_said_is_upstreams_own(
     arguments: ModuleType, folder: Path, line: Profile
 ) -> None:
-    given = arguments.llm_arguments(config(), str(folder), line)
-    assert given.keys() - {"scheduler_config", "kv_cache_config"} == {
+    llm_arguments = arguments.llm_arguments(config(), str(folder), line)
+    assert llm_arguments.keys() - {"scheduler_config", "kv_cache_config"} == {
         *(
             "model",
             "dtype",
@@ -152,13 +153,15 @@ def test_guides_are_on_unless_there_is_no_tokenizer_for_them(
 def test_priorities_have_an_effect_where_requests_may_have_them(
     arguments: ModuleType, folder: Path, line: Profile
 ) -> None:
-    given = arguments.llm_arguments(config(), str(folder), line)
-    assert ("scheduler_config" in given) == line.takes_priority
+    llm_arguments = arguments.llm_arguments(config(), str(folder), line)
+    assert ("scheduler_config" in llm_arguments) == line.takes_priority
     if line.takes_priority:
-        assert given["scheduler_config"].waiting_queue_policy == "priority"
-        own = config({"scheduler_config": '{"waiting_queue_policy": "fcfs"}'})
-        found = arguments.llm_arguments(own, str(folder), line)["scheduler_config"]
-        assert found.waiting_queue_policy == "fcfs"
+        assert llm_arguments["scheduler_config"].waiting_queue_policy == "priority"
+        engine_config = config({"scheduler_config": '{"waiting_queue_policy": "fcfs"}'})
+        scheduler_config = arguments.llm_arguments(engine_config, str(folder), line)[
+            "scheduler_config"
+        ]
+        assert scheduler_config.waiting_queue_policy == "fcfs"
 
 
 def test_parts_of_blocks_are_shared_only_where_the_operator_says_so(
@@ -218,10 +221,10 @@ def test_a_text_becomes_what_the_field_is(
     target: str,
     value: object,
 ) -> None:
-    given = arguments.llm_arguments(config({name: text}), str(folder), line)
+    llm_arguments = arguments.llm_arguments(config({name: text}), str(folder), line)
     argument, _, field = target.partition(".")
-    found = getattr(given[argument], field) if field else given[argument]
-    assert found == value and isinstance(found, type(value))
+    argument_value = getattr(llm_arguments[argument], field) if field else llm_arguments[argument]
+    assert argument_value == value and isinstance(argument_value, type(value))
 
 
 @pytest.mark.parametrize(("name", "text"), [("use_cuda_graph", "true"), ("enforce_eager", "false")])
@@ -348,10 +351,17 @@ def test_adapters_have_their_limits_and_none_without_the_switch(
     arguments: ModuleType, folder: Path, line: Profile, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = {"max_loras": "2", "max_lora_rank": "16", "max_cpu_loras": "4"}
-    given = arguments.llm_arguments(config({"enable_lora": "true", **limits}), str(folder), line)
-    lora = given["lora_config"]
+    llm_arguments = arguments.llm_arguments(
+        config({"enable_lora": "true", **limits}), str(folder), line
+    )
+    lora = llm_arguments["lora_config"]
 
-    assert (given["enable_lora"], lora.max_loras, lora.max_lora_rank, lora.max_cpu_loras) == (
+    assert (
+        llm_arguments["enable_lora"],
+        lora.max_loras,
+        lora.max_lora_rank,
+        lora.max_cpu_loras,
+    ) == (
         True,
         2,
         16,
@@ -370,8 +380,8 @@ def test_adapters_have_their_limits_and_none_without_the_switch(
 def test_adapters_need_no_option_but_the_one_that_enables_them(
     arguments: ModuleType, folder: Path, line: Profile
 ) -> None:
-    given = arguments.llm_arguments(config({"enable_lora": "true"}), str(folder), line)
-    assert arguments.TorchLlmArgs(**given).lora_config.max_lora_rank == 64
+    llm_arguments = arguments.llm_arguments(config({"enable_lora": "true"}), str(folder), line)
+    assert arguments.TorchLlmArgs(**llm_arguments).lora_config.max_lora_rank == 64
     assert "lora_config" not in arguments.llm_arguments(
         config({"enable_lora": "false"}), str(folder), line
     )
@@ -424,19 +434,19 @@ def test_what_a_line_lacks_is_told_with_the_reason(
 def test_an_unknown_option_is_told_with_the_closest(
     arguments: ModuleType, folder: Path, line: Profile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = (
+    ending = (
         f"TensorRT-LLM ({line.name}) has no argument stream_intervall; the closest one is "
         f"option.stream_interval"
     )
     (fault,) = faults(arguments, folder, config({"stream_intervall": "2"}, strict=True), line)
-    assert fault.endswith(said)
+    assert fault.endswith(ending)
 
     with caplog.at_level(logging.WARNING):
         assert "stream_intervall" not in arguments.llm_arguments(
             config({"stream_intervall": "2"}), str(folder), line
         )
 
-    assert caplog.records[0].getMessage().endswith(said)
+    assert caplog.records[0].getMessage().endswith(ending)
 
 
 def test_options_of_one_node_and_harmless_ones_are_no_arguments(

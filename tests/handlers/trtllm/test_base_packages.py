@@ -30,13 +30,13 @@ def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_packages_below_come_first_in_the_engines_process(below: Path) -> None:
-    found = HANDLER.environment(EngineConfig(), {}, 0, "")
-    assert found["PYTHONPATH"] == str(below)
+    environ = HANDLER.environment(EngineConfig(), {}, 0, "")
+    assert environ["PYTHONPATH"] == str(below)
 
     code = "import huggingface_hub; print(huggingface_hub.__file__)"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
-        env={**os.environ, **found},
+        env={**os.environ, **environ},
         capture_output=True,
         text=True,
         timeout=60,
@@ -46,8 +46,8 @@ def test_packages_below_come_first_in_the_engines_process(below: Path) -> None:
 
 
 def test_paths_that_the_operator_set_stay_behind_them(below: Path) -> None:
-    given = {"PYTHONPATH": os.pathsep.join(["/one", str(below), "/two"])}
-    assert base_packages(given) == {"PYTHONPATH": os.pathsep.join([str(below), "/one", "/two"])}
+    environ = {"PYTHONPATH": os.pathsep.join(["/one", str(below), "/two"])}
+    assert base_packages(environ) == {"PYTHONPATH": os.pathsep.join([str(below), "/one", "/two"])}
 
 
 def test_nothing_changes_where_tensorrt_llm_is_in_lmis_own_environment(below: Path) -> None:
@@ -57,5 +57,6 @@ def test_nothing_changes_where_tensorrt_llm_is_in_lmis_own_environment(below: Pa
 def test_nothing_changes_where_tensorrt_llm_is_not_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt_llm", None)  # as if it were not installed
+    # As if it were not installed
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
     assert base_packages({"PYTHONPATH": "/one"}) == {}

@@ -51,15 +51,17 @@ def test_each_response_of_a_stream_restates_all_beams(executor: Any) -> None:
     *parts, last = answers(executor, streaming=True, sampling_config=BEAMS, max_tokens=60)
     assert last.get_result().output_token_ids == beams(executor, max_tokens=60).output_token_ids
     lengths = [[len(ids) for ids in part.get_result().output_token_ids] for part in parts]
-    assert lengths and lengths == sorted(lengths) and all(len(one) == WIDTH for one in lengths)
+    assert (
+        lengths and lengths == sorted(lengths) and all(len(length) == WIDTH for length in lengths)
+    )
 
 
 def test_a_search_with_log_probs_answers_once_because_its_steps_do_not_reorder_them(
     executor: Any,
 ) -> None:
-    asked = {"sampling_config": BEAMS, "output_config": WITH_LOG_PROBS, "max_tokens": 60}
-    [only] = answers(executor, streaming=True, **asked)
-    assert only.get_result() == beams(executor, **asked)
+    fields = {"sampling_config": BEAMS, "output_config": WITH_LOG_PROBS, "max_tokens": 60}
+    [only] = answers(executor, streaming=True, **fields)
+    assert only.get_result() == beams(executor, **fields)
 
 
 def test_a_search_that_answers_at_its_end_shows_that_it_goes_on(executor: Any) -> None:

@@ -42,8 +42,10 @@ from tests.handlers.trtllm.double import double, knobs
 from tests.handlers.trtllm.facts import PROFILES
 
 LONG = 400  # tokens
-SLOW_S = 0.02  # of a step, so that LONG takes seconds
-WAIT_FOR_OUTPUT_S = 0.1  # of the engine's thread
+# Of a step, so that LONG takes seconds
+SLOW_S = 0.02
+# Of the engine's thread
+WAIT_FOR_OUTPUT_S = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -216,16 +218,18 @@ def test_what_the_engine_itself_refuses_ends_only_that_sequence(executor: Any) -
     beams = work(executor, "beams", sampling_config=SamplingConfig(2))
     broken = replace(work(executor, "broken"), more={"lora_request": "none"})
     until_idle(executor)
-    for one in (
+    for request in (
         work(executor, "token", input_token_ids=(9999,)),
         beams,
         broken,
         work(executor, "good"),
     ):
-        engine.add(one)
+        engine.add(request)
 
     while len(ends) < 4:
-        ends |= {one.id: one.end for one in engine.step() or () if one.end is not None}
+        ends |= {
+            request.id: request.end for request in engine.step() or () if request.end is not None
+        }
 
     assert isinstance(ends["token"], package.RequestError) and isinstance(
         ends["beams"], package.RequestError
@@ -245,17 +249,22 @@ def test_what_the_check_of_a_submit_refuses_ends_only_that_sequence(
             engine.add(work(executor, name, input_token_ids=prompt))
 
         while len(ends) < 2:
-            ends |= {one.id: one.end for one in engine.step() or () if one.end is not None}
+            ends |= {
+                response.id: response.end
+                for response in engine.step() or ()
+                if response.end is not None
+            }
 
         assert "should not exceed max_num_tokens" in str(ends["long"])
         assert ends["good"] is FinishReason.LENGTH and engine.is_alive
 
 
 def test_an_engine_that_ignores_its_shutdown_is_killed() -> None:
+    # It takes seconds, and lines do not differ
     with (
         double(PROFILES[-1]) as executor_class,
         knobs(has_workers=True),
-    ):  # it takes seconds, and lines do not differ
+    ):
         executor = start(executor_class)
         llm = executor._trtllm._llm
         ranks = executor._trtllm._ranks
@@ -290,7 +299,8 @@ def test_an_engine_that_hangs_makes_no_steps(executor_class: Any) -> None:
             return executor.get_latest_iteration_stats() == []
 
         with knobs(hangs=True):
-            until(is_still)  # the supervisor sees it by that
+            # The supervisor sees it by that
+            until(is_still)
 
 
 def test_a_shutdown_amid_requests_does_not_wait_for_them(executor_class: Any) -> None:
@@ -314,21 +324,23 @@ def test_a_start_that_fails_says_why_in_one_line(executor_class: Any) -> None:
 
 def test_several_sequences_of_a_request_end_each_by_themselves(executor: Any, line: str) -> None:
     config = SamplingConfig(temperature=3, num_return_sequences=3)
-    results = [one.get_result() for one in answers(executor, sampling_config=config)]
-    assert sorted(one.sequence_index for one in results) == [0, 1, 2]
-    assert [one.is_final for one in results] == [False, False, True]
+    results = [response.get_result() for response in answers(executor, sampling_config=config)]
+    assert sorted(response.sequence_index for response in results) == [0, 1, 2]
+    assert [response.is_final for response in results] == [False, False, True]
     if line == "main-2026-08":
-        assert len({tuple(one.output_token_ids[0]) for one in results}) > 1, "each has its own seed"
+        assert len({tuple(response.output_token_ids[0]) for response in results}) > 1, (
+            "each has its own seed"
+        )
 
 
 def test_prompts_of_one_salt_share_what_was_computed(executor: Any) -> None:
     prompt = tuple(20 + position % 200 for position in range(300))
-    first, again, other = (
+    first, again, unrelated = (
         answers(executor, input_token_ids=prompt, cache_salt=salt)[0].get_result()
         for salt in ("a", "a", "b")
     )
 
-    assert (first.num_cached_tokens, other.num_cached_tokens, again.num_cached_tokens) == (
+    assert (first.num_cached_tokens, unrelated.num_cached_tokens, again.num_cached_tokens) == (
         0,
         0,
         288,
@@ -375,13 +387,13 @@ def test_the_end_of_a_process_that_computes_is_noticed_whatever_the_number_of_it
     ranks = import_module("handlers.lmi_trtllm.engine").ranks
     code = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
     rank = [*code, "mpi4py.futures.server"]
-    with many_descriptors(), begun(rank) as worker, begun(code) as other:
+    with many_descriptors(), begun(rank) as worker, begun(code) as code_worker:
         try:
             watched = ranks()
             assert len(watched._fds) == 1 and watched.are_alive
 
-            other.kill()
-            other.wait()
+            code_worker.kill()
+            code_worker.wait()
             assert watched.are_alive, "a process of another kind may end"
 
             watched.kill()
@@ -389,7 +401,7 @@ def test_the_end_of_a_process_that_computes_is_noticed_whatever_the_number_of_it
             watched.close()
         finally:
             worker.kill()
-            other.kill()
+            code_worker.kill()
 
 
 def test_rows_of_logits_are_whole_where_an_output_brings_several_steps(executor_class: Any) -> None:

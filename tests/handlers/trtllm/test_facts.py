@@ -25,7 +25,8 @@ def test_each_class_names_its_source_and_has_a_signature(facts: Facts) -> None:
 def test_each_class_is_where_its_name_says(facts: Facts) -> None:
     for name in facts.classes:
         module, _, short = name.rpartition(".")
-        if module not in facts.classes:  # else it is nested in another class
+        # Else it is nested in another class
+        if module not in facts.classes:
             assert short in facts.exports[module]
             assert facts.find(module, short) == name
 

@@ -108,7 +108,8 @@ def test_with_another_backend_without_a_tokenizer_or_its_file_there_are_no_guide
 
 def test_each_kind_has_its_own_field_and_json_is_one_object(sampling: Any) -> None:
     fields = [
-        (one.json, one.regex, one.grammar, one.json_object) for one in map(sampling.guided, GOOD)
+        (guide.json, guide.regex, guide.grammar, guide.json_object)
+        for guide in map(sampling.guided, GOOD)
     ]
     assert fields == [
         ('{"type": "object"}', None, None, False),
@@ -145,22 +146,23 @@ def test_the_tokenizers_end_token_ends_a_sequence_with_a_structure(checks: Any) 
 def test_good_structures_pass_and_bad_ones_name_the_field(checks: Any) -> None:
     errors = [checks.begin(sequence_of(params)).exception() for params in [*GOOD, *BAD]]
     assert errors[: len(GOOD)] == [None] * len(GOOD)
-    assert [(type(one), one.field) for one in errors[len(GOOD) :]] == [
+    assert [(type(error), error.field) for error in errors[len(GOOD) :]] == [
         (InvalidRequest, FIELD)
     ] * len(BAD)
     assert all(
-        "must be a structure that lmi can follow: " in str(one) for one in errors[len(GOOD) :]
+        "must be a structure that lmi can follow: " in str(error) for error in errors[len(GOOD) :]
     )
 
 
 def test_a_compiler_that_does_not_start_is_started_again(
     executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = new_checks(executor)
+    checks = new_checks(executor)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere/python")
         with pytest.raises(FileNotFoundError, match="/nowhere/python"):
-            own.begin(sequence_of(NAME)).result()
+            checks.begin(sequence_of(NAME)).result()
 
-    own.begin(sequence_of(NAME)).result()  # a second attempt may end otherwise
-    own.close()
+    # A second attempt may end otherwise
+    checks.begin(sequence_of(NAME)).result()
+    checks.close()

@@ -53,7 +53,7 @@ def requests(executor: Executor, output: OutputConfig) -> list[Request]:
 
 def answers(executor: Executor, output: OutputConfig) -> list[Answer]:
     ids = executor.enqueue_requests(requests(executor, output))
-    return [_joined(results(finish(executor, one))) for one in ids]
+    return [_joined(results(finish(executor, request_id))) for request_id in ids]
 
 
 def _joined(parts: list[Result]) -> Answer:
@@ -65,9 +65,8 @@ def _joined(parts: list[Result]) -> Answer:
 
 @pytest.mark.parametrize("habit", HABITS, ids=lambda habit: "-".join(map(str, habit.values())))
 def test_answers_are_the_same(executor: Executor, habit: dict[str, Any]) -> None:
-    has_all = (
-        habit.get("end_token") != "dropped whole"
-    )  # an end without a log-prob could not stand in the answer
+    # An end without a log-prob could not stand in the answer
+    has_all = habit.get("end_token") != "dropped whole"
     output = OutputConfig(return_log_probs=has_all)
     plain = answers(executor, output)
     assert len({reasons[0] for _, _, reasons in plain}) == 3

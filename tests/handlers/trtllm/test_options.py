@@ -241,8 +241,8 @@ def test_an_option_of_the_reference_without_effect_is_told_once_with_the_reason(
     folder: Path, profile: str, name: str
 ) -> None:
     resolved = served(folder, f"option.{name}={VALUES.get(name, '1')}")
-    (said,) = said_of(resolved, name)
-    assert said.startswith(f"option.{name} (serving.properties:2): trtllm does not use it, ")
+    (line,) = said_of(resolved, name)
+    assert line.startswith(f"option.{name} (serving.properties:2): trtllm does not use it, ")
     assert name not in resolved.config.engine.options
 
 
@@ -330,9 +330,9 @@ def test_lmi_config_marks_what_is_not_used(folder: Path, profile: str) -> None:
 
 
 def test_a_configuration_says_what_was_proven_and_what_was_not(folder: Path, profile: str) -> None:
-    said = f"trtllm: {about.CHECKED}"
-    assert said in served(folder).warnings
-    assert about.HANDLER.describe() == about.CHECKED and "never run on the wheel" in said
+    line = f"trtllm: {about.CHECKED}"
+    assert line in served(folder).warnings
+    assert about.HANDLER.describe() == about.CHECKED and "never run on the wheel" in line
     for month in ("October 2025", "August 2026"):
         assert (
             f"main-{datetime.strptime(month, '%B %Y'):%Y-%m}" in facts.PROFILES
@@ -444,8 +444,8 @@ def test_nothing_is_sent_to_its_makers_unless_the_operator_says_so(
     folder: Path, profile: str
 ) -> None:
     config = served(folder).config
-    given = environ_of_engine(config, {}, slot=0)
-    assert {name: given[name] for name in about.NOTHING_IS_SENT} == about.NOTHING_IS_SENT
+    environ = environ_of_engine(config, {}, slot=0)
+    assert {name: environ[name] for name in about.NOTHING_IS_SENT} == about.NOTHING_IS_SENT
     assert "TELEMETRY_DISABLED" not in environ_of_engine(
         config, {"TELEMETRY_DISABLED": "0"}, slot=0
     )
@@ -479,8 +479,8 @@ def test_every_translated_argument_is_in_the_facts_of_both_lines_or_has_a_reason
         target for target in targets if not target.startswith("option.") and not has(line, target)
     }
     assert missing <= options.LACKING.keys()
-    ours = {f"option.{OPTION_OF[field]}" for field in OURS}
-    assert {target for target in targets if target.startswith("option.")} <= ours
+    our_targets = {f"option.{OPTION_OF[field]}" for field in OURS}
+    assert {target for target in targets if target.startswith("option.")} <= our_targets
 
 
 @pytest.mark.parametrize("line", facts.PROFILES)

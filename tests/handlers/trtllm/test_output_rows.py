@@ -91,24 +91,28 @@ def test_streamed_answers_carry_the_rows_of_their_tokens_and_the_first_one_the_p
     second = Answer(
         rows(0, 3), [Output(rows(11, 1), {"hidden": rows(20, 3, 4)}, {"hidden": hidden(30, 2)})]
     )
-    [one] = step(outputs, sequence, first, 5)
+    [first_step] = step(outputs, sequence, first, 5)
     [two] = step(outputs, sequence, second, 6)
 
-    assert numbers(one.context_logits) == [[0, 0], [1, 1], [2, 2]] and two.context_logits is None
-    assert numbers(one.generation_logits) == [[[10, 10]]] and numbers(two.generation_logits) == [
-        [[11, 11]]
-    ]
-    assert numbers(one.additional_outputs["context_hidden"])[2] == [22] * 4
-    assert numbers(one.additional_outputs["generation_hidden"]) == [[[30] * 4]]
+    assert (
+        numbers(first_step.context_logits) == [[0, 0], [1, 1], [2, 2]]
+        and two.context_logits is None
+    )
+    assert numbers(first_step.generation_logits) == [[[10, 10]]] and numbers(
+        two.generation_logits
+    ) == [[[11, 11]]]
+    assert numbers(first_step.additional_outputs["context_hidden"])[2] == [22] * 4
+    assert numbers(first_step.additional_outputs["generation_hidden"]) == [[[30] * 4]]
     assert numbers(two.additional_outputs["generation_hidden"]) == [[[31] * 4]]
 
 
 def test_an_answer_with_several_tokens_carries_a_row_for_each(outputs: Any) -> None:
     sequence = sequence_of(OutputConfig(return_generation_logits=True))
-    [one] = step(outputs, sequence, Answer(outputs=[Output(rows(10, 2))]), 5, 6)
+    [first_step] = step(outputs, sequence, Answer(outputs=[Output(rows(10, 2))]), 5, 6)
     [two] = step(outputs, sequence, Answer(outputs=[Output(rows(10, 4))]), 7)
-    assert numbers(one.generation_logits) == [[[10, 10], [11, 11]]]
-    assert numbers(two.generation_logits) == [[[12, 12]]]  # rows behind the last token are nobody's
+    assert numbers(first_step.generation_logits) == [[[10, 10], [11, 11]]]
+    # Rows behind the last token are nobody's
+    assert numbers(two.generation_logits) == [[[12, 12]]]
 
 
 def test_a_missing_row_ends_the_request_with_an_error(outputs: Any) -> None:
@@ -130,19 +134,21 @@ def test_rows_of_which_nobody_knows_the_tokens_end_the_request_too(outputs: Any)
 
 def test_of_a_reused_prompt_the_last_rows_come(outputs: Any) -> None:
     sequence = sequence_of(OutputConfig(return_context_logits=True))
-    [one] = step(outputs, sequence, Answer(rows(1, 2)), 5)
-    assert numbers(one.context_logits) == [[1, 1], [2, 2]]
+    [first_step] = step(outputs, sequence, Answer(rows(1, 2)), 5)
+    assert numbers(first_step.context_logits) == [[1, 1], [2, 2]]
 
 
 def test_half_precision_becomes_float32_and_whole_numbers_stay(outputs: Any) -> None:
     sequence = sequence_of(
         OutputConfig(additional_model_outputs=(AdditionalModelOutput("experts"), HIDDEN))
     )
-    made = {"hidden": hidden(3, 1).bfloat16(), "experts": torch.tensor([[[4, 5]]])}
-    [one] = step(outputs, sequence, Answer(outputs=[Output(additional_generation_outputs=made)]), 5)
-    assert one.additional_outputs["generation_hidden"].dtype == "float32"
-    assert one.additional_outputs["generation_experts"].dtype == "int64"
-    assert numbers(one.additional_outputs["generation_experts"]) == [[[4, 5]]]
+    outputs_made = {"hidden": hidden(3, 1).bfloat16(), "experts": torch.tensor([[[4, 5]]])}
+    [first_step] = step(
+        outputs, sequence, Answer(outputs=[Output(additional_generation_outputs=outputs_made)]), 5
+    )
+    assert first_step.additional_outputs["generation_hidden"].dtype == "float32"
+    assert first_step.additional_outputs["generation_experts"].dtype == "int64"
+    assert numbers(first_step.additional_outputs["generation_experts"]) == [[[4, 5]]]
 
 
 def test_an_end_without_a_token_needs_no_row(outputs: Any) -> None:

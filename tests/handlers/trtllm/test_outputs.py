@@ -46,8 +46,8 @@ class Reader:
     def read(
         self, token_ids: list[int], *, finished: bool = False, context: Any = None, **more: Any
     ) -> None:
-        log_probs = [self._entry(one) for one in more.pop("logprobs", ())]
-        prompt = [self._entry(one) for one in more.pop("prompt_logprobs", ())]
+        log_probs = [self._entry(entry) for entry in more.pop("logprobs", ())]
+        prompt = [self._entry(entry) for entry in more.pop("prompt_logprobs", ())]
         completion = self.new_completion(
             index=0, token_ids=token_ids, logprobs=log_probs, prompt_logprobs=prompt, **more
         )
@@ -62,7 +62,8 @@ class Reader:
 
         ranked = sorted(entry, key=lambda one: -entry[one])
         return {
-            one: self.new_log_prob(logprob=entry[one], rank=ranked.index(one) + 1) for one in entry
+            token_id: self.new_log_prob(logprob=entry[token_id], rank=ranked.index(token_id) + 1)
+            for token_id in entry
         }
 
     @property
@@ -73,9 +74,9 @@ class Reader:
 @pytest.fixture
 def reader(line: str, request: pytest.FixtureRequest) -> Reader:
     """A reader for the fields of a request that the test gives it."""
-    asked = getattr(request, "param", {})
+    fields = getattr(request, "param", {})
     [sequence] = new_sequences(
-        1, Request(**{"input_token_ids": PROMPT, "max_tokens": 8, "end_id": END, **asked}), 512
+        1, Request(**{"input_token_ids": PROMPT, "max_tokens": 8, "end_id": END, **fields}), 512
     )
     cursor = import_module("handlers.lmi_trtllm.outputs").Cursor("1.0", sequence)
     package = import_module("tensorrt_llm.llmapi")
@@ -126,7 +127,8 @@ def test_no_token_is_made_up_where_none_may_end_the_sequence(reader: Reader) -> 
 @pytest.mark.parametrize(
     ("token_ids", "reason", "expected"),
     [
-        ([4, 5], "length", FinishReason.LENGTH),  # cut by the engine's own limit
+        # Cut by the engine's own limit
+        ([4, 5], "length", FinishReason.LENGTH),
         ([4] * 8, None, FinishReason.LENGTH),
         ([4, END], None, FinishReason.END_ID),
         ([4, 5], None, FinishReason.END_ID),
@@ -162,13 +164,13 @@ def test_an_end_that_nobody_asked_for_is_an_error(reader: Reader, reason: str) -
 )
 def test_log_probs_are_those_of_their_tokens_in_every_form(reader: Reader, form: Any) -> None:
     steps = ([4], [5, 6], [4], [END])
-    known = list[int]()
+    known_ids = list[int]()
     for number, new in enumerate(steps):
-        known += new
-        entries = [form(token_id, -float(token_id)) for token_id in known]
+        known_ids += new
+        entries = [form(token_id, -float(token_id)) for token_id in known_ids]
         is_last = number == len(steps) - 1
         reader.read(
-            list(known),
+            list(known_ids),
             logprobs=entries,
             finished=is_last,
             finish_reason="stop" if is_last else None,
@@ -208,7 +210,7 @@ def test_the_best_tokens_come_in_their_order_and_the_chosen_one_need_not_be_amon
 ) -> None:
     reader.read([4, 5], logprobs=[{4: -0.5, 6: -1.0}, {6: -0.1, 4: -0.2, 5: -3.0}])
     assert reader.sequence.log_probs == [-0.5, -3.0]
-    assert [[one.token_id for one in top] for top in reader.sequence.top_log_probs] == [
+    assert [[top_token.token_id for top_token in top] for top in reader.sequence.top_log_probs] == [
         [4, 6],
         [6, 4],
     ]
@@ -227,15 +229,22 @@ def test_log_probs_that_lack_what_was_asked_for_are_a_fault(
 
 @pytest.mark.parametrize("reader", [OF_THE_PROMPT], indirect=True)
 def test_log_probs_of_the_prompt_are_those_of_the_next_token_of_each(reader: Reader) -> None:
+    # The last one is about the first generated token
     entries = [
         {2: -2.0, 9: -1.0},
         {3: -0.5},
         {4: -0.1},
-    ]  # the last one is about the first generated token
+    ]
     reader.read([4], prompt_logprobs=entries)
     reader.read([4, 5], prompt_logprobs=entries)
-    assert [one.log_prob for one in reader.sequence.prompt_log_probs] == [None, -2.0, -0.5]
-    assert [one.token_id for one in reader.sequence.prompt_log_probs[1].top] == [9]
+    assert [prompt_entry.log_prob for prompt_entry in reader.sequence.prompt_log_probs] == [
+        None,
+        -2.0,
+        -0.5,
+    ]
+    assert [prompt_entry.token_id for prompt_entry in reader.sequence.prompt_log_probs[1].top] == [
+        9
+    ]
     assert reader.outputs[1].prompt_log_probs is None
 
 
@@ -246,22 +255,24 @@ def test_log_probs_of_the_prompt_are_computed_from_its_logits_where_there_are_on
     logits = torch.randn(3, 12, generator=torch.Generator().manual_seed(0))
     reader.read([4], context=logits)
     expected = logits.log_softmax(-1)
-    known = reader.outputs[0].prompt_log_probs
-    assert isinstance(known, LogProbs)
-    assert [values[0] for values in known.values] == pytest.approx(
+    prompt_log_probs = reader.outputs[0].prompt_log_probs
+    assert isinstance(prompt_log_probs, LogProbs)
+    assert [values[0] for values in prompt_log_probs.values] == pytest.approx(
         [float(expected[0, 2]), float(expected[1, 3])]
     )
-    assert [ids[1] for ids in known.token_ids] == expected[:2].argmax(-1).tolist()
+    assert [ids[1] for ids in prompt_log_probs.token_ids] == expected[:2].argmax(-1).tolist()
 
 
 def test_a_long_prompt_has_the_log_probs_of_all_its_tokens(line: str) -> None:
     token_ids = [position % 7 for position in range(300)]
     logits = torch.randn(300, 7, generator=torch.Generator().manual_seed(0))
-    known = import_module("handlers.lmi_trtllm.outputs").of_logits(token_ids, logits, 0)
+    log_probs_of_logits = import_module("handlers.lmi_trtllm.outputs").of_logits(
+        token_ids, logits, 0
+    )
     rows = logits[:-1].log_softmax(-1)
     expected = [float(row[token_id]) for row, token_id in zip(rows, token_ids[1:], strict=True)]
-    assert [ids[0] for ids in known.token_ids] == token_ids[1:]
-    assert [values[0] for values in known.values] == pytest.approx(expected)
+    assert [ids[0] for ids in log_probs_of_logits.token_ids] == token_ids[1:]
+    assert [values[0] for values in log_probs_of_logits.values] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("reader", [OF_THE_PROMPT], indirect=True)
@@ -292,7 +303,8 @@ def executor(line: str) -> Iterator[Any]:
 
 
 def test_a_log_prob_that_the_engine_lacks_ends_only_that_request(executor: Any) -> None:
-    config = SamplingConfig(temperature=5)  # so that a token is not the best one
+    # So that a token is not the best one
+    config = SamplingConfig(temperature=5)
     with knobs(chosen_log_prob="missing"):
         [response] = answers(
             executor, sampling_config=config, max_tokens=64, output_config=OutputConfig(True)

@@ -89,9 +89,9 @@ def sequence_of(**fields: Any) -> Sequence:
 
 
 def post_processor(name: str, file: str, faults: str) -> PostProcessor:
-    found = processors.of(sequence_of(logits_post_processor_name=name, client_id=6), file, faults)
-    assert found is not None and isinstance(found[0], PostProcessor)
-    return found[0]
+    chain = processors.of(sequence_of(logits_post_processor_name=name, client_id=6), file, faults)
+    assert chain is not None and isinstance(chain[0], PostProcessor)
+    return chain[0]
 
 
 def call(
@@ -118,10 +118,13 @@ def test_the_engine_can_send_the_functions_to_its_ranks_and_counts_five_paramete
 ) -> None:
     """Its model engine asserts four or five, and passes them by place."""
     sequence = sequence_of(logits_post_processor_name="note", bad_words=((4, 5), (6,)))
-    found = processors.of(sequence, file, faults.path)
-    assert found is not None and [type(one) for one in found] == [PostProcessor, BadWords]
-    assert pickle.loads(pickle.dumps(found)) == found
-    assert [len(inspect.signature(one).parameters) for one in found] == [5, 5]
+    chain = processors.of(sequence, file, faults.path)
+    assert chain is not None and [type(processor) for processor in chain] == [
+        PostProcessor,
+        BadWords,
+    ]
+    assert pickle.loads(pickle.dumps(chain)) == chain
+    assert [len(inspect.signature(processor).parameters) for processor in chain] == [5, 5]
 
 
 def test_a_sequence_without_a_name_and_without_such_words_needs_no_function(faults: Faults) -> None:
@@ -165,7 +168,7 @@ def test_the_batched_function_gets_a_batch_of_one(file: str, faults: Faults) -> 
 def test_errors_in_another_process_leave_it_alive_and_are_told_here(
     file: str, faults: Faults
 ) -> None:
-    said = {
+    messages = {
         "fail": "logits post-processor 'fail' failed: KeyError: 'no such thing'",
         "leave": "logits post-processor 'leave' failed: SystemExit: 3",
         "shrink": (
@@ -174,15 +177,18 @@ def test_errors_in_another_process_leave_it_alive_and_are_told_here(
             "or a tensor of "
         ),
     }
-    there = [replace(post_processor(name, file, faults.path), sequence=name) for name in said]
+    there = [replace(post_processor(name, file, faults.path), sequence=name) for name in messages]
     command = [sys.executable, "-c", CALL_THERE]
     subprocess.run(command, input=pickle.dumps(there), check=True, capture_output=True, timeout=100)
-    told = faults.take()
+    told_faults = faults.take()
 
-    assert told.keys() == said.keys() and all(
-        str(told[name]).startswith(said[name]) for name in said
+    assert told_faults.keys() == messages.keys() and all(
+        str(told_faults[name]).startswith(messages[name]) for name in messages
     )
-    assert all(type(error) is GenerationFailed for error in told.values()) and faults.take() == {}
+    assert (
+        all(type(error) is GenerationFailed for error in told_faults.values())
+        and faults.take() == {}
+    )
     assert len(Path(file + ".reads").read_text().splitlines()) == 1  # for six calls
 
 
@@ -202,9 +208,8 @@ def test_an_error_ends_its_sequence_and_drops_a_token_that_came_with_it(
 def test_an_error_whose_text_is_not_utf_8_is_told_as_far_as_it_is(
     file: str, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(
-        logging.CRITICAL, processors.__name__
-    )  # pytest cannot report such a text of the log
+    # Pytest cannot report such a text of the log
+    caplog.set_level(logging.CRITICAL, processors.__name__)
     Path(file).write_text(FILE.replace('KeyError("no such thing")', r'ValueError("no \udcff")'))
     call(post_processor("fail", file, faults.path), [])
     assert str(faults.take()["4.0"]) == "logits post-processor 'fail' failed: ValueError: no ?"
@@ -214,10 +219,10 @@ def test_an_error_that_cannot_be_told_leaves_the_other_requests_alone(
     file: str, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
     call(post_processor("fail", file, "/proc/none/fd/1"), [])
-    said = [
+    messages = [
         record.message.split(":")[0] for record in caplog.records if "not told" in record.message
     ]
-    assert said == ["request 4 is not told"]
+    assert messages == ["request 4 is not told"]
     assert faults.take() == {}
 
 

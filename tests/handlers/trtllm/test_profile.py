@@ -13,7 +13,8 @@ from tests.conformance.asking import ask, run
 from tests.handlers.trtllm.asking import start, tokens
 from tests.handlers.trtllm.double import double, knobs, loaded
 
-CANDIDATE = "1.3.0rc5"  # before a submit took a priority
+# Before a submit took a priority
+CANDIDATE = "1.3.0rc5"
 
 
 @pytest.mark.parametrize(
@@ -33,8 +34,8 @@ CANDIDATE = "1.3.0rc5"  # before a submit took a priority
 def test_candidates_of_a_release_count_by_their_number(
     version: str, has_cpp_sampler: bool, has_cpp_beams: bool
 ) -> None:
-    known = of_version(version, takes_priority=True)
-    assert (known.has_cpp_sampler, known.has_cpp_beams) == (has_cpp_sampler, has_cpp_beams)
+    profile = of_version(version, takes_priority=True)
+    assert (profile.has_cpp_sampler, profile.has_cpp_beams) == (has_cpp_sampler, has_cpp_beams)
 
 
 def test_a_text_that_is_no_version_is_named() -> None:

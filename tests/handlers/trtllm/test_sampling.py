@@ -24,7 +24,8 @@ from lmi.executor import (
 
 VOCAB_SIZE = 320
 HIDDEN = AdditionalModelOutput("hidden", gather_context=True)
-SAMPLED = {"temperature": 1.0}  # of a request that samples: TensorRT-LLM is greedy without one
+# Of a request that samples: TensorRT-LLM is greedy without one
+SAMPLED = {"temperature": 1.0}
 
 
 @pytest.fixture
@@ -128,8 +129,8 @@ def test_a_seed_is_folded_and_a_sequence_without_one_gets_a_fresh_one(
 ) -> None:
     config = SamplingConfig(seed=2**64 - 1)
     seeds = [
-        translated(sampling, sampler, sampling_config=one).get("seed")
-        for one in (config, SamplingConfig())
+        translated(sampling, sampler, sampling_config=seed_config).get("seed")
+        for seed_config in (config, SamplingConfig())
     ]
     if line == "main-2025-10":
         assert seeds == [None, None], "its Torch sampler ignores them"
@@ -234,19 +235,27 @@ def test_rows_do_not_follow_beams_so_they_are_refused_there(sampling: Any, name:
 
 def test_ranges_keep_their_bounds_and_durations_become_timedeltas(sampling: Any) -> None:
     ranges = (TokenRangeRetentionConfig(0, 8, 90, 1500), TokenRangeRetentionConfig(8, None, 10))
-    made = sampling.retention(KvCacheRetentionConfig(ranges, 70, 30_000))
-    seen = [
-        (one.token_start, one.token_end, one.priority, one.duration_ms)
-        for one in made.token_range_retention_configs
+    retention = sampling.retention(KvCacheRetentionConfig(ranges, 70, 30_000))
+    ranges_made = [
+        (
+            range_config.token_start,
+            range_config.token_end,
+            range_config.priority,
+            range_config.duration_ms,
+        )
+        for range_config in retention.token_range_retention_configs
     ]
-    assert seen == [(0, 8, 90, timedelta(seconds=1.5)), (8, None, 10, None)]
-    assert (made.decode_retention_priority, made.decode_duration_ms) == (70, timedelta(seconds=30))
+    assert ranges_made == [(0, 8, 90, timedelta(seconds=1.5)), (8, None, 10, None)]
+    assert (retention.decode_retention_priority, retention.decode_duration_ms) == (
+        70,
+        timedelta(seconds=30),
+    )
 
 
 def test_the_defaults_are_those_of_the_contract(sampling: Any) -> None:
-    made = sampling.retention(KvCacheRetentionConfig())
-    assert (made.decode_retention_priority, made.decode_duration_ms) == (35, None)
-    assert list(made.token_range_retention_configs) == []
+    retention = sampling.retention(KvCacheRetentionConfig())
+    assert (retention.decode_retention_priority, retention.decode_duration_ms) == (35, None)
+    assert list(retention.token_range_retention_configs) == []
 
 
 def test_overlapping_ranges_do_not_reach_the_engine() -> None:

@@ -87,9 +87,9 @@ def test_a_known_cause_is_one_line_with_what_to_change(
 ) -> None:
     start_error = explained(error, "/m", EngineConfig())
     assert isinstance(start_error, ModelUnusable)
-    said = str(start_error)
-    assert said.startswith(f"/m: TensorRT-LLM cannot start: {quoted}") and "\n" not in said
-    assert advice in said
+    message = str(start_error)
+    assert message.startswith(f"/m: TensorRT-LLM cannot start: {quoted}") and "\n" not in message
+    assert advice in message
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_a_lack_of_memory_has_its_own_error(text: str, kind: type[ModelUnusable]
 
 
 def test_an_unknown_cause_is_told_in_its_own_words() -> None:
-    said = str(explained(led_to(RuntimeError("rope_type is missing")), "/m", EngineConfig()))
-    assert said == "/m: TensorRT-LLM cannot start: rope_type is missing"
+    message = str(explained(led_to(RuntimeError("rope_type is missing")), "/m", EngineConfig()))
+    assert message == "/m: TensorRT-LLM cannot start: rope_type is missing"
     assert (
         str(explained(ValueError(), "/m", EngineConfig()))
         == "/m: TensorRT-LLM cannot start: ValueError"

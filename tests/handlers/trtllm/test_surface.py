@@ -19,7 +19,8 @@ from tests.handlers.trtllm.surface import (
     function_differences,
 )
 
-HERE = __name__  # this module is the package that is compared
+# This module is the package that is compared
+HERE = __name__
 KEYWORD = "keyword_only"
 EITHER = "positional_or_keyword"
 SELF = Fact("self", EITHER)
@@ -57,8 +58,8 @@ def make(folder: str) -> None: ...
 
 
 def of(*parameters: Fact, methods: dict[str, Callable] | None = None, **others: object) -> Class:
-    given = {"attributes": [], "extra": None, "bases": [], **others}
-    return Class(HERE, 0, list(parameters), methods or {}, **given)  # type: ignore[arg-type]
+    defaults = {"attributes": [], "extra": None, "bases": [], **others}
+    return Class(HERE, 0, list(parameters), methods or {}, **defaults)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,10 @@ def test_a_class_that_is_as_the_facts_say_has_no_difference(name: str, fact: Cla
     ],
 )
 def test_a_difference_of_a_class_is_named(name: str, fact: Class, difference: str) -> None:
-    assert [difference in found for found in class_differences(f"{HERE}.{name}", fact)] == [True]
+    assert [
+        difference in class_difference
+        for class_difference in class_differences(f"{HERE}.{name}", fact)
+    ] == [True]
 
 
 def facts(**parts: object) -> Facts:

@@ -114,11 +114,10 @@ def embedded(model: Path) -> Iterator[Executor]:
 def test_the_tokens_of_another_model_are_not_those_of_transformers(
     embedded: Executor, tmp_path: Path, model: Path
 ) -> None:
-    other = shutil.copytree(model, tmp_path / "other")
-    weights = load_file(other / "model.safetensors")
-    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].roll(
-        1, 0
-    )  # each token is another one
-    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    second_model = shutil.copytree(model, tmp_path / "other")
+    weights = load_file(second_model / "model.safetensors")
+    # Each token is another one
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].roll(1, 0)
+    save_file(weights, second_model / "model.safetensors", {"format": "pt"})
     with pytest.raises(AssertionError, match="leave the best"):
-        greedy_tokens_are_those_of_transformers(embedded, other)
+        greedy_tokens_are_those_of_transformers(embedded, second_model)

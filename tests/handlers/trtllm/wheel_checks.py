@@ -38,7 +38,8 @@ from tests.tiny_models import END_ID, VOCAB_SIZE, save_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TIMEOUT_S = 300.0  # for one answer; the first ones of a new engine may wait for kernels
+# For one answer; the first ones of a new engine may wait for kernels
+TIMEOUT_S = 300.0
 CONTEXT_LENGTH = 1024
 PROMPT = tuple(range(40, 52))
 PROMPTS = (PROMPT, (7,), (300, 12, 12, 12, 299), tuple(range(60, 100)))
@@ -137,7 +138,8 @@ def small_model(folder: Path) -> Path:
     )
     torch.manual_seed(4)
     model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():  # wider than at a start of training, so that the best token is clear
+    # Wider than at a start of training, so that the best token is clear
+    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 0.08)
@@ -210,10 +212,10 @@ def a_cancelled_request_ends_and_the_next_one_is_answered(executor: Executor, mo
     request_id = executor.enqueue_request(
         ask(max_tokens=CONTEXT_LENGTH - len(PROMPT), streaming=True)
     )
-    parts = [each.get_result() for each in responses(executor, request_id)]
+    parts = [response.get_result() for response in responses(executor, request_id)]
     executor.cancel_request(request_id)
     while not parts[-1].is_final:
-        parts += [each.get_result() for each in responses(executor, request_id)]
+        parts += [response.get_result() for response in responses(executor, request_id)]
 
     assert parts[-1].finish_reasons == [FinishReason.CANCELLED]
     assert tokens(executor, max_tokens=8) == expected
@@ -284,17 +286,17 @@ def ask(**fields: Any) -> Request:
 
 def responses(executor: Executor, request_id: int) -> list[Response]:
     """The next Responses of a request. Raises AssertionError if there are none in time."""
-    found = executor.await_responses([request_id], TIMEOUT_S)[0]
-    assert isinstance(found, list) and found, f"no answer within {TIMEOUT_S:.0f} s"
-    return found
+    responses = executor.await_responses([request_id], TIMEOUT_S)[0]
+    assert isinstance(responses, list) and responses, f"no answer within {TIMEOUT_S:.0f} s"
+    return responses
 
 
 def results_of(executor: Executor, request_id: int) -> list[Result]:
-    found: list[Result] = []
-    while not found or not found[-1].is_final:
-        found += [response.get_result() for response in responses(executor, request_id)]
+    results: list[Result] = []
+    while not results or not results[-1].is_final:
+        results += [response.get_result() for response in responses(executor, request_id)]
 
-    return found
+    return results
 
 
 def results(executor: Executor, request: Request) -> list[Result]:

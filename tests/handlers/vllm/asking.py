@@ -23,12 +23,14 @@ TOKENS_PER_BLOCK = 128
 PROMPT = (11, 12, 13, 14, 15)
 GREEDY = SamplingConfig(temperature=0)
 TIMEOUT_S = 60.0
-TIE = 1e-4  # two log-probs this close count as equal
+# Two log-probs this close count as equal
+TIE = 1e-4
 
 
 def executor_of_vllm() -> type[VllmExecutor]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings of libraries at their import
+        # Warnings of libraries at their import
+        warnings.simplefilter("ignore")
         from handlers.lmi_vllm import Executor
 
         return Executor
@@ -52,7 +54,8 @@ def start(
         options=options,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what vLLM's start warns of
+        # What vLLM's start warns of
+        warnings.simplefilter("ignore")
         return executor_of_vllm()(folder or tiny_model(FAMILY), config)
 
 

@@ -20,7 +20,8 @@ from tests.handlers.vllm.asking import start
 def arguments() -> ModuleType:
     hide_foreign_builds()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings of libraries at their import
+        # Warnings of libraries at their import
+        warnings.simplefilter("ignore")
         import handlers.lmi_vllm.arguments as module
 
     return module

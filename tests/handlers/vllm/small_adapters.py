@@ -11,7 +11,8 @@ ALPHA = 8
 HIDDEN_SIZE = 96
 NUM_LAYERS = 2
 OUT_FEATURES = {"q_proj": 128, "v_proj": 64}
-WIDTH = 0.3  # of the weights; enough to change most tokens
+# Of the weights; enough to change most tokens
+WIDTH = 0.3
 
 
 def write_adapter(folder: Path, seed: int, rank: int = RANK) -> Path:

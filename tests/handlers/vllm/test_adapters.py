@@ -38,7 +38,8 @@ pytestmark = pytest.mark.vllm
 
 NAMES = ("formal", "rude")
 MAX_RANK = 8
-MAX_LOADED = 3  # in vLLM's memory; with more, the least used are read again from their files
+# In vLLM's memory; with more, the least used are read again from their files
+MAX_LOADED = 3
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +146,7 @@ def test_what_runs_with_an_adapter_that_is_removed_goes_on_to_its_end(
     while not pieces[-1].is_final:
         pieces += adapted.await_responses(request_id, TIMEOUT_S)
 
-    assert [one for piece in pieces for one in piece.result.output_token_ids[0]] == alone
+    assert [token_id for piece in pieces for token_id in piece.result.output_token_ids[0]] == alone
 
 
 # Adapters that cannot be loaded.
@@ -198,7 +199,9 @@ def rewrite(path: Path, change: Any) -> None:
     from safetensors.torch import load_file, save_file
 
     weights = load_file(path / "adapter_model.safetensors")
-    save_file(dict(change(*one) for one in weights.items()), path / "adapter_model.safetensors")
+    save_file(
+        dict(change(*weight) for weight in weights.items()), path / "adapter_model.safetensors"
+    )
 
 
 def not_there(path: Path) -> str:
@@ -267,30 +270,30 @@ def test_mixed_requests_each_get_what_they_get_alone(adapted: Executor) -> None:
         for number, kind in enumerate(kinds)
     ]
     alone = [
-        finals(adapted, [one := adapted.enqueue_request(request)])[one].result
+        finals(adapted, [request_id := adapted.enqueue_request(request)])[request_id].result
         for request in requests
     ]
     ids = adapted.enqueue_requests(requests)
     ended = finals(adapted, ids)
 
-    assert [ended[one].result for one in ids] == alone
+    assert [ended[request_id].result for request_id in ids] == alone
 
 
 def test_neither_base_nor_adapter_waits_for_ever_behind_a_stream_of_the_other(
     adapted: Executor,
 ) -> None:
     """Requests of one kind keep coming; a request of the other kind gets its turn meanwhile."""
-    for flood, other in ((None, "formal"), ("formal", None)):
+    for flood, adapter in ((None, "formal"), ("formal", None)):
         open_ids = adapted.enqueue_requests([ask(max_tokens=20, lora_config=use(flood))] * 2)
-        wanted = adapted.enqueue_request(ask(max_tokens=2, lora_config=use(other)))
+        awaited = adapted.enqueue_request(ask(max_tokens=2, lora_config=use(adapter)))
         num_after = 0
-        while wanted is not None and num_after < 100:
+        while awaited is not None and num_after < 100:
             num_after += 1
             open_ids.append(adapted.enqueue_request(ask(max_tokens=20, lora_config=use(flood))))
             batch: list[Response] = adapted.await_responses(timeout_s=TIMEOUT_S)  # type: ignore[assignment]
             ended = {response.request_id for response in batch if response.is_final}
-            open_ids = [one for one in open_ids if one not in ended]
-            if wanted in ended:
+            open_ids = [open_id for open_id in open_ids if open_id not in ended]
+            if awaited in ended:
                 break
 
         finals(adapted, open_ids)
@@ -301,12 +304,12 @@ def test_a_request_that_waits_its_turn_can_be_cancelled_and_lets_those_behind_it
     adapted: Executor,
 ) -> None:
     running = adapted.enqueue_request(ask(max_tokens=300))
-    held = adapted.enqueue_request(ask(lora_config=use("rude")))
+    rude_id = adapted.enqueue_request(ask(lora_config=use("rude")))
     behind = adapted.enqueue_request(ask(max_tokens=3))
-    adapted.cancel_request(held)
-    ended = finals(adapted, [running, held, behind])
-    assert list(ended) == [held, behind, running]
-    assert ended[held].result.finish_reasons == [FinishReason.CANCELLED]  # type: ignore[union-attr]
+    adapted.cancel_request(rude_id)
+    ended = finals(adapted, [running, rude_id, behind])
+    assert list(ended) == [rude_id, behind, running]
+    assert ended[rude_id].result.finish_reasons == [FinishReason.CANCELLED]  # type: ignore[union-attr]
 
 
 # A step that raises, the only harm that a client of a loaded adapter can do to vLLM.
@@ -318,35 +321,39 @@ def test_a_step_that_raises_ends_what_ran_and_keeps_what_waited(
     """vLLM reads an adapter that left its memory again, in a step, when the files are gone."""
     lost = write_adapter(tmp_path / "lost", seed=5)
     adapted.load_adapter("lost", str(lost))
-    others = [f"other-{number}" for number in range(MAX_LOADED)]
-    for number, name in enumerate(others):
+    names = [f"other-{number}" for number in range(MAX_LOADED)]
+    for number, name in enumerate(names):
         adapted.load_adapter(name, str(write_adapter(tmp_path / name, seed=30 + number)))
 
     shutil.rmtree(lost)
-    kept = ask(max_tokens=4, lora_config=use(others[-1]))
+    last_request = ask(max_tokens=4, lora_config=use(names[-1]))
     alone, base = (
-        tokens(adapted, max_tokens=4, lora_config=one) for one in (kept.lora_config, None)
+        tokens(adapted, max_tokens=4, lora_config=lora_config)
+        for lora_config in (last_request.lora_config, None)
     )
 
     num_running = MAX_NUM_SEQUENCES - 1
-    running = [ask(max_tokens=120, streaming=True, lora_config=use(others[-1]))] * num_running
+    running = [ask(max_tokens=120, streaming=True, lora_config=use(names[-1]))] * num_running
     ran = adapted.enqueue_requests(running)
     assert all(adapted.await_responses(ran, TIMEOUT_S)), "they run"
 
     fatal, waited, of_base = adapted.enqueue_requests(
-        [ask(lora_config=use("lost")), kept, ask(max_tokens=4)]
+        [ask(lora_config=use("lost")), last_request, ask(max_tokens=4)]
     )
     ended = finals(adapted, [*ran, fatal, waited, of_base])
 
-    for one in (*ran, fatal):
-        assert ended[one].error is not None and ended[one].error.kind is ErrorKind.GENERATION  # type: ignore[union-attr]
-        assert "the step failed" in ended[one].error_msg
+    for lora_config in (*ran, fatal):
+        assert (
+            ended[lora_config].error is not None
+            and ended[lora_config].error.kind is ErrorKind.GENERATION
+        )  # type: ignore[union-attr]
+        assert "the step failed" in ended[lora_config].error_msg
 
     assert ended[waited].result.output_token_ids == [alone], ended[waited].error_msg  # type: ignore[union-attr]
     assert ended[of_base].result.output_token_ids == [base], ended[of_base].error_msg  # type: ignore[union-attr]
     assert tokens(adapted, max_tokens=4) == base and adapted.can_enqueue_requests()
 
-    for name in ("lost", *others):
+    for name in ("lost", *names):
         adapted.unload_adapter(name)
 
     assert not answer(adapted, lora_config=use("formal")).has_error()

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).resolve().parents[3]
 
 
-TOKEN_BYTES = 2 * 4 * 2 * 64 * 2  # keys and values, layers, heads, head_dim, 16 bits
+# Keys and values, layers, heads, head_dim, 16 bits
+TOKEN_BYTES = 2 * 4 * 2 * 64 * 2
 
 
 def config(options: dict[str, str] | None = None, **ours: Any) -> EngineConfig:
@@ -51,7 +52,7 @@ def test_our_options_reach_the_fields_of_vllm(arguments: ModuleType, folder: Pat
         trust_remote_code=True,
         enable_prefix_caching=False,
     )
-    wanted = {
+    expected = {
         "model": str(folder),
         "dtype": "bfloat16",
         "quantization": "awq",
@@ -62,22 +63,26 @@ def test_our_options_reach_the_fields_of_vllm(arguments: ModuleType, folder: Pat
         "trust_remote_code": True,
         "enable_prefix_caching": False,
     }
-    given = arguments.engine_arguments(engine, str(folder))
+    engine_arguments = arguments.engine_arguments(engine, str(folder))
 
-    assert {name: given[name] for name in wanted} == wanted
+    assert {name: engine_arguments[name] for name in expected} == expected
 
 
 def test_what_nobody_said_is_vllms_own_but_for_what_the_front_end_owns(
     arguments: ModuleType, folder: Path
 ) -> None:
-    given = arguments.engine_arguments(config(), str(folder))
+    engine_arguments = arguments.engine_arguments(config(), str(folder))
     assert (
-        given.keys()
+        engine_arguments.keys()
         & {"max_num_seqs", "max_num_batched_tokens", "quantization", "served_model_name"}
         == set()
     )
-    assert {name: given[name] for name in arguments.DEFAULTS} == arguments.DEFAULTS
-    assert (given["dtype"], given["trust_remote_code"], given["generation_config"]) == (
+    assert {name: engine_arguments[name] for name in arguments.DEFAULTS} == arguments.DEFAULTS
+    assert (
+        engine_arguments["dtype"],
+        engine_arguments["trust_remote_code"],
+        engine_arguments["generation_config"],
+    ) == (
         "auto",
         False,
         "vllm",
@@ -87,24 +92,31 @@ def test_what_nobody_said_is_vllms_own_but_for_what_the_front_end_owns(
 def test_the_defaults_of_requests_are_the_front_ends_and_vllm_adds_none(
     arguments: ModuleType, folder: Path
 ) -> None:
-    said = 'option.rolling_batch=vllm\noption.generation_config=auto\noption.override_generation_config={"top_k": 3}'  # noqa: E501
-    resolved = settle(folder, said)
-    given = arguments.engine_arguments(resolved.config.engine, str(folder))
-    assert (given["generation_config"], given.get("override_generation_config")) == ("vllm", None)
+    properties = 'option.rolling_batch=vllm\noption.generation_config=auto\noption.override_generation_config={"top_k": 3}'  # noqa: E501
+    resolved = settle(folder, properties)
+    engine_arguments = arguments.engine_arguments(resolved.config.engine, str(folder))
+    assert (
+        engine_arguments["generation_config"],
+        engine_arguments.get("override_generation_config"),
+    ) == ("vllm", None)
     assert resolved.config.model.generation_defaults.values == {"top_k": 3}
 
 
 def test_what_nobody_said_differs_from_vllms_own_only_where_it_is_written_down(
     arguments: ModuleType, folder: Path
 ) -> None:
-    own = arguments.AsyncEngineArgs(model=str(folder))
-    ours = arguments.AsyncEngineArgs(**arguments.engine_arguments(config(), str(folder)))
-    differing = {name for name in arguments.FIELDS if getattr(ours, name) != getattr(own, name)}
-    eager_here = {"enforce_eager"}  # the tests switch compilation off
+    defaults = arguments.AsyncEngineArgs(model=str(folder))
+    our_arguments = arguments.AsyncEngineArgs(**arguments.engine_arguments(config(), str(folder)))
+    differing = {
+        name for name in arguments.FIELDS if getattr(our_arguments, name) != getattr(defaults, name)
+    }
+    # The tests switch compilation off
+    eager_here = {"enforce_eager"}
+    # vLLM's default takes nine tenths of all memory
     cache_that_fits = {
         "kv_cache_memory_bytes",
         "max_model_len",
-    }  # vLLM's default takes nine tenths of all memory
+    }
     written_down = {
         "disable_log_stats",
         "generation_config",
@@ -177,20 +189,23 @@ def test_there_are_log_probs_for_the_candidates_of_the_widest_beam_search(
         ("allowed_media_domains", '["a.example", "b.example"]', ["a.example", "b.example"]),
         ("hf_token", "true", True),
         ("hf_token", "hf_x", "hf_x"),
-        ("enable_mm_processor_stats", "true", True),  # the command line has no flag for it
+        # The command line has no flag for it
+        ("enable_mm_processor_stats", "true", True),
         ("distributed_executor_backend", "mp", "mp"),
     ],
 )
 def test_a_text_becomes_what_the_field_is(
     arguments: ModuleType, folder: Path, name: str, text: str, value: object
 ) -> None:
-    given = arguments.engine_arguments(config({name: text}), str(folder))[name]
-    assert given == value and type(given) is type(value)
+    argument_value = arguments.engine_arguments(config({name: text}), str(folder))[name]
+    assert argument_value == value and type(argument_value) is type(value)
 
 
 def test_json_becomes_a_configuration_of_vllm(arguments: ModuleType, folder: Path) -> None:
-    given = arguments.engine_arguments(config({"compilation_config": '{"mode": 0}'}), str(folder))
-    assert type(given["compilation_config"]).__name__ == "CompilationConfig"
+    engine_arguments = arguments.engine_arguments(
+        config({"compilation_config": '{"mode": 0}'}), str(folder)
+    )
+    assert type(engine_arguments["compilation_config"]).__name__ == "CompilationConfig"
 
 
 def test_every_field_of_vllm_can_be_named(arguments: ModuleType) -> None:
@@ -248,14 +263,16 @@ def test_an_option_that_vllm_has_not_is_told_with_the_closest(
     arguments: ModuleType, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {"enable_prefix_cachin": "true"}
-    given = arguments.engine_arguments(config(options), str(folder))
-    said = (
+    engine_arguments = arguments.engine_arguments(config(options), str(folder))
+    warning = (
         "option.enable_prefix_cachin='true': vLLM has no such argument; the closest one is "
         "option.enable_prefix_caching"
     )
-    assert given.keys() & options.keys() == set()
-    assert [record.message for record in caplog.records if record.name == "lmi.options"] == [said]
-    assert faults(arguments, folder, config(options, strict=True)) == [said]
+    assert engine_arguments.keys() & options.keys() == set()
+    assert [record.message for record in caplog.records if record.name == "lmi.options"] == [
+        warning
+    ]
+    assert faults(arguments, folder, config(options, strict=True)) == [warning]
 
 
 def test_a_draft_model_under_lmis_names_becomes_a_speculative_config(
@@ -301,9 +318,8 @@ def test_pickled_weights_are_refused_before_vllm_reads_them(
     arguments: ModuleType, folder: Path, name: str
 ) -> None:
     (folder / name).write_bytes(b"")
-    arguments.engine_arguments(
-        config(), str(folder)
-    )  # safetensors are there, so nothing is unpickled
+    # Safetensors are there, so nothing is unpickled
+    arguments.engine_arguments(config(), str(folder))
     with pytest.raises(SecurityRefused, match=name):
         arguments.engine_arguments(config({"load_format": "pt"}), str(folder))
 
@@ -327,11 +343,11 @@ def test_pickled_weights_are_refused_before_vllm_reads_them(
 def test_a_cache_on_a_cpu_holds_what_the_sequences_can_use(
     arguments: ModuleType, folder: Path, engine: EngineConfig, num_tokens: int, length: int
 ) -> None:
-    given = arguments.engine_arguments(engine, str(folder))
+    engine_arguments = arguments.engine_arguments(engine, str(folder))
     num_blocks = -(-num_tokens // 128) + 1  # vLLM reserves one
-    assert given["kv_cache_memory_bytes"] == num_blocks * 128 * TOKEN_BYTES
-    assert given["max_model_len"] == length
-    assert "num_gpu_blocks_override" not in given
+    assert engine_arguments["kv_cache_memory_bytes"] == num_blocks * 128 * TOKEN_BYTES
+    assert engine_arguments["max_model_len"] == length
+    assert "num_gpu_blocks_override" not in engine_arguments
 
 
 def test_a_cache_on_a_cpu_takes_a_quarter_of_memory_at_most(
@@ -359,14 +375,14 @@ def test_a_cache_that_is_given_in_vllms_words_is_left_alone(
     arguments: ModuleType, folder: Path, name: str
 ) -> None:
     text = "0.5" if name == "gpu_memory_utilization" else "1000"
-    given = arguments.engine_arguments(config({name: text}), str(folder))
+    engine_arguments = arguments.engine_arguments(config({name: text}), str(folder))
     words = {
         "kv_cache_memory_bytes",
         "num_gpu_blocks_override",
         "gpu_memory_utilization",
         "max_model_len",
     }
-    assert given.keys() & words == {name}
+    assert engine_arguments.keys() & words == {name}
 
 
 # Two engines in a separate process, since vLLM changes what torch does in its process.
@@ -404,11 +420,12 @@ def test_the_real_engine_has_the_cache_and_the_batch_that_were_asked_for() -> No
 
     by_default, bounded = json.loads(done.stdout.splitlines()[-1])
     assert by_default == [5 * CONTEXT_LENGTH // 128 + 1, CONTEXT_LENGTH, 5]
+    # 500 tokens are four blocks, and the context is their capacity
     assert bounded == [
         4 + 1,
         512,
         5,
-    ]  # 500 tokens are four blocks, and the context is their capacity
+    ]
 
 
 def test_a_cache_that_cannot_hold_the_context_is_refused(
@@ -455,12 +472,12 @@ class WrappedError(RuntimeError):
 def test_the_error_of_a_rank_on_ray_is_the_cause(arguments: ModuleType) -> None:
     from handlers.lmi_vllm.executor import explained
 
-    said = str(
+    reason = str(
         explained(
             WrappedError("ray::RayWorkerProc.initialize_worker() (pid=1)"), "/model", config({})
         )
     )
-    assert said == "/model: vLLM cannot start: ValueError: the cause"
+    assert reason == "/model: vLLM cannot start: ValueError: the cause"
 
 
 @pytest.mark.parametrize(
@@ -469,5 +486,7 @@ def test_the_error_of_a_rank_on_ray_is_the_cause(arguments: ModuleType) -> None:
 def test_a_few_places_stand_beside_the_batch_that_was_asked_for(
     arguments: ModuleType, folder: Path, asked: int, more: int
 ) -> None:
-    told = arguments.engine_arguments(config(max_num_sequences=asked), str(folder))["max_num_seqs"]
-    assert told - asked == arguments.num_express_places(told) == more
+    max_num_seqs = arguments.engine_arguments(config(max_num_sequences=asked), str(folder))[
+        "max_num_seqs"
+    ]
+    assert max_num_seqs - asked == arguments.num_express_places(max_num_seqs) == more

@@ -87,8 +87,13 @@ def test_beams_and_their_scores_are_those_of_transformers(engine: Executor) -> N
     dice = random.Random(13)
     comparison = Comparison()
     requests = [random_request(dice) for _ in range(NUM_CASES)]
-    requests = [one for one in requests if (one.sampling_config.min_tokens or 0) <= one.max_tokens]
-    ids = engine.enqueue_requests(requests)  # of all widths at once
+    requests = [
+        beam_request
+        for beam_request in requests
+        if (beam_request.sampling_config.min_tokens or 0) <= beam_request.max_tokens
+    ]
+    # Of all widths at once
+    ids = engine.enqueue_requests(requests)
     ended = finals(engine, ids)
     for request_id, request in zip(ids, requests, strict=True):
         compare(request, ended[request_id].get_result(), str(request), comparison)
@@ -150,10 +155,12 @@ def test_a_result_has_log_probs_of_tokens_alternatives_and_prompt(engine: Execut
 
         for row, top in zip(rows[len(PROMPT) - 1 :], got.top_log_probs[number], strict=False):
             values = row.topk(10).values.tolist()
-            assert [one.log_prob for one in top] == pytest.approx(values, abs=1e-3)
+            assert [top_token.log_prob for top_token in top] == pytest.approx(values, abs=1e-3)
 
     prompt = [float(row[token_id]) for row, token_id in zip(rows, PROMPT[1:], strict=False)]
-    assert [one.log_prob for one in got.prompt_log_probs[1:]] == pytest.approx(prompt, abs=1e-3)
+    assert [top_token.log_prob for top_token in got.prompt_log_probs[1:]] == pytest.approx(
+        prompt, abs=1e-3
+    )
 
     times = got.request_perf_metrics
     assert times.first_token_time is not None and times.last_token_time is not None

@@ -14,10 +14,11 @@ from tests.handlers.vllm.asking import TOKENS_PER_BLOCK, ask, finals, start
 if TYPE_CHECKING:
     from handlers.lmi_vllm.executor import VllmExecutor
 
+# Of prompts, in tokens; each answer needs a second block
 LENGTHS = (
     TOKENS_PER_BLOCK - 2,
     TOKENS_PER_BLOCK,
-)  # of prompts, in tokens; each answer needs a second block
+)
 NUM_NEW = 20
 
 
@@ -45,19 +46,19 @@ def answers(executor: VllmExecutor) -> list[tuple[int, ...]]:
     ]
     ids = [executor.enqueue_request(request) for request in requests]
     ended = finals(executor, ids)
-    results = [ended[each].result for each in ids]
+    results = [ended[request_id].result for request_id in ids]
     return [tuple(result.output_token_ids[0]) for result in results if result is not None]
 
 
 def test_only_steps_that_need_or_fill_a_block_ask_vllms_allocation(executor: VllmExecutor) -> None:
     manager = kv_cache_manager(executor)
     skipping = manager.allocate_slots
-    asked = []
-    own = type(manager).allocate_slots
+    nums_computed = []
+    allocate_slots = type(manager).allocate_slots
 
     def counted(request: Any, num_new_tokens: int, **more: Any) -> Any:
-        asked.append(request.num_computed_tokens)
-        return own(manager, request, num_new_tokens, **more)
+        nums_computed.append(request.num_computed_tokens)
+        return allocate_slots(manager, request, num_new_tokens, **more)
 
     from handlers.lmi_vllm.drivers import skipping as make
 
@@ -74,12 +75,13 @@ def test_only_steps_that_need_or_fill_a_block_ask_vllms_allocation(executor: Vll
     prompts = [0] * len(LENGTHS)
     block = TOKENS_PER_BLOCK
 
-    assert sorted(asked) == [
+    # Fills its block, and two that need another
+    assert sorted(nums_computed) == [
         *prompts,
         block - 1,
         block,
         block,
-    ]  # fills its block, and two that need another
+    ]
 
 
 def test_tokens_are_those_of_vllms_own_allocation(executor: VllmExecutor) -> None:

@@ -80,8 +80,8 @@ def test_a_server_compiles_by_default_and_an_engine_that_starts_again_finds_what
     with serve(tiny_model("llama_wide"), *SETTINGS, environ=environ) as server:
         for is_last in (False, True):
             answers.append(server.post(PROMPT).lines[0]["generated_text"])
-            made = Path(server.environ["TMPDIR"]).glob("lmi-*/**/vllm/**/*.so")
-            libraries.append({path: path.stat().st_mtime_ns for path in made})
+            libraries_made = Path(server.environ["TMPDIR"]).glob("lmi-*/**/vllm/**/*.so")
+            libraries.append({path: path.stat().st_mtime_ns for path in libraries_made})
             if not is_last:
                 os.kill(server.pid("lmi-engine"), signal.SIGKILL)
                 wait_until(lambda: server.ping() != 200, "the server sees it")

@@ -53,8 +53,8 @@ def test_every_field_of_an_executor_config_reaches_vllm(caplog: pytest.LogCaptur
         assert len(engine.get_latest_iteration_stats()) == 5
         assert len(engine.get_latest_request_stats()) == 4
 
-    said = [record.getMessage() for record in caplog.records]
-    assert "guided_decoding_config is not needed: vLLM reads the model's own tokenizer" in said
+    messages = [record.getMessage() for record in caplog.records]
+    assert "guided_decoding_config is not needed: vLLM reads the model's own tokenizer" in messages
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,10 @@ def test_capabilities_lack_what_an_option_of_vllm_takes_away(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        given = arguments.engine_arguments(EngineConfig(options=options), str(folder))
-        can = describe(arguments.AsyncEngineArgs(**given).create_engine_config(), 8).capabilities
+        engine_arguments = arguments.engine_arguments(EngineConfig(options=options), str(folder))
+        can = describe(
+            arguments.AsyncEngineArgs(**engine_arguments).create_engine_config(), 8
+        ).capabilities
 
     names = {"guided_decoding", "min_p", "embedding_bias", "priority"}
     assert {name for name in names if not getattr(can, name)} == lost

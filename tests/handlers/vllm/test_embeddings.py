@@ -31,9 +31,9 @@ def test_vllm_gives_the_embeddings_of_transformers(tmp_path: Path) -> None:
     )
     with Executor(folder, config) as executor:
         for dimensions in (None, 16, 96):
-            wanted = expected(folder, PROMPTS, LAST, dimensions)
-            for found, state in zip(embed(executor, PROMPTS, dimensions), wanted, strict=True):
-                np.testing.assert_allclose(found, state, atol=2e-5)
+            states = expected(folder, PROMPTS, LAST, dimensions)
+            for embedding, state in zip(embed(executor, PROMPTS, dimensions), states, strict=True):
+                np.testing.assert_allclose(embedding, state, atol=2e-5)
 
         steps = executor.get_latest_iteration_stats()
         assert sum(step.num_generation_tokens for step in steps) == 3 * len(PROMPTS)

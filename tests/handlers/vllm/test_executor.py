@@ -53,7 +53,12 @@ def test_an_urgent_request_overtakes_those_that_wait_for_the_one_free_place(
     short = [ask(max_tokens=2, priority=priority) for priority in (0.5, 0.5, 0.0, 0.51)]
     *waiting, least, urgent = engine.enqueue_requests(short)
     ended = list(finals(engine, [*busy, before, *waiting, least, urgent]))
-    assert [one for one in ended if one not in busy] == [before, urgent, *waiting, least]
+    assert [request_id for request_id in ended if request_id not in busy] == [
+        before,
+        urgent,
+        *waiting,
+        least,
+    ]
 
 
 def test_statistics_tell_what_the_cache_holds(engine: Executor) -> None:
@@ -81,7 +86,11 @@ def test_the_statistics_of_requests_are_kept_where_they_are_asked_for() -> None:
         assert engine.get_latest_request_stats() == [], "they are drained"
 
     stages = [
-        [(one.stage, one.num_generated_tokens) for one in step.request_stats if one.id == many]
+        [
+            (request_stats.stage, request_stats.num_generated_tokens)
+            for request_stats in step.request_stats
+            if request_stats.id == many
+        ]
         for step in steps
     ]
 
@@ -89,7 +98,10 @@ def test_the_statistics_of_requests_are_kept_where_they_are_asked_for() -> None:
         *([("GENERATION_IN_PROGRESS", num)] for num in (1, 2, 3)),
         [("GENERATION_COMPLETE", 4)],
     ]
-    assert {one.id for step in steps for one in step.request_stats} == {few, many}
+    assert {request_stats.id for step in steps for request_stats in step.request_stats} == {
+        few,
+        many,
+    }
 
 
 def test_nobody_s_statistics_are_kept_where_nobody_asks(engine: Executor) -> None:
@@ -120,11 +132,11 @@ def test_the_times_of_a_request_and_the_tokens_that_it_reused(engine: Executor) 
 def test_a_prompt_that_vllm_has_cached_tells_it_and_a_salt_keeps_it_apart(engine: Executor) -> None:
     prompt = tuple(range(40, 40 + 2 * TOKENS_PER_BLOCK))
     salts = (None, "alice", None, "alice", "bob")
-    given = [
+    nums_cached = [
         result(engine, input_token_ids=prompt, max_tokens=2, cache_salt=salt).num_cached_tokens
         for salt in salts
     ]
-    assert given == [0, 0, TOKENS_PER_BLOCK, TOKENS_PER_BLOCK, 0]
+    assert nums_cached == [0, 0, TOKENS_PER_BLOCK, TOKENS_PER_BLOCK, 0]
 
 
 class FailingOnce:
@@ -143,9 +155,9 @@ class FailingOnce:
     def step(self) -> Any:
         running = self._engine.load().running
         begun = {
-            one.id
-            for name, one in self._sequences.items()
-            if name not in running and one.num_generated
+            sequence.id
+            for name, sequence in self._sequences.items()
+            if name not in running and sequence.num_generated
         }
         if begun and not self.preempted:
             self.preempted = begun
@@ -165,7 +177,7 @@ def test_a_step_that_raises_ends_preempted_requests_too_and_repeats_nothing(engi
     engine._engine = real
 
     assert failing.preempted <= set(ids) and failing.preempted
-    assert all("one step fails" in ended[one].error_msg for one in ids)
+    assert all("one step fails" in ended[request_id].error_msg for request_id in ids)
     assert len(tokens(engine, max_tokens=4)) == 4
 
 
@@ -192,10 +204,9 @@ def test_tokens_of_steps_that_come_together_are_all_counted(engine: Any) -> None
     finals(engine, [engine.enqueue_request(ask(max_tokens=6))])
     engine._engine = real
     stats = engine.get_latest_iteration_stats()
-    assert sum(one.num_context_tokens for one in stats) == len(PROMPT)
-    assert (
-        sum(one.num_generation_tokens for one in stats) == 5
-    )  # the first token comes with the prompt
+    assert sum(stat.num_context_tokens for stat in stats) == len(PROMPT)
+    # The first token comes with the prompt
+    assert sum(stat.num_generation_tokens for stat in stats) == 5
 
 
 def test_preempted_requests_end_with_the_tokens_they_have_alone_and_are_counted(
@@ -330,9 +341,9 @@ def test_an_output_of_a_wrong_type_is_refused_and_the_next_one_works(
 def test_an_engine_that_is_closed_and_collected_leaves_the_others_of_its_process_whole(
     engine: Executor,
 ) -> None:
-    with start() as other:
-        result(other, max_tokens=2)
+    with start() as second_executor:
+        result(second_executor, max_tokens=2)
 
-    del other
+    del second_executor
     gc.collect()
     assert len(tokens(engine, max_tokens=2)) == 2

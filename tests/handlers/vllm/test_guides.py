@@ -11,11 +11,10 @@ from lmi.executor import ErrorKind, Executor, GuidedDecodingParams, GuideType, S
 from tests.handlers.vllm.asking import ask, finals, result, tokens
 from tests.tiny_models import END_ID
 
+# Between vLLM and xgrammar
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.filterwarnings(
-        "ignore:max_rollback_tokens:DeprecationWarning"
-    ),  # between vLLM and xgrammar
+    pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning"),
 ]
 
 PATTERNS = [{"type": "string", "pattern": f"[a-z]{{1,{20 + number}}}x"} for number in range(60)]
@@ -59,17 +58,17 @@ def test_what_only_one_of_vllm_s_backends_reads_is_followed_as_before(
     engine: Executor, kind: GuideType, guide: str
 ) -> None:
     """lmi's own engine refuses some of it."""
-    asked = guided(kind, guide, sampling_config=SamplingConfig(seed=3))
-    assert result(engine, **asked).output_token_ids[0]
+    fields = guided(kind, guide, sampling_config=SamplingConfig(seed=3))
+    assert result(engine, **fields).output_token_ids[0]
 
 
 def test_a_request_that_leaves_while_its_structure_is_checked_ends_at_once(
     engine: Executor,
 ) -> None:
-    other = GuidedDecodingParams(
+    second_guide = GuidedDecodingParams(
         GuideType.JSON_SCHEMA, json.dumps({"allOf": PATTERNS, "title": "other"})
     )
-    request_id = engine.enqueue_request(ask(guided_decoding_params=other))
+    request_id = engine.enqueue_request(ask(guided_decoding_params=second_guide))
     engine.cancel_request(request_id)
     assert finals(engine, [request_id])[request_id].is_final
     assert len(tokens(engine)) == 16

@@ -73,10 +73,10 @@ def test_cuda_builds_beside_a_cpu_torch_are_hidden_here_and_in_spawned_processes
     for name, version in COMPANIONS.items():
         distribution(tmp_path, name, version)
 
-    found, logged = run(tmp_path)
-    assert found["hidden"] == list(COMPANIONS)
-    assert found["here"] == found["child"] == found["grandchild"] == []
-    assert found["loaded"] == []
+    outcome, logged = run(tmp_path)
+    assert outcome["hidden"] == list(COMPANIONS)
+    assert outcome["here"] == outcome["child"] == outcome["grandchild"] == []
+    assert outcome["loaded"] == []
     assert logged.splitlines() == [
         (
             "hidden from vllm, not built for torch 2.13.0+cpu: torchvision 0.28.0, torchaudio 2.11.0, "  # noqa: E501
@@ -89,9 +89,9 @@ def test_the_build_that_fits_stays(tmp_path: Path) -> None:
     distribution(tmp_path, "torch", "2.13.0+cpu")
     distribution(tmp_path, "torchvision", "0.28.0+cpu", "")
     distribution(tmp_path, "torchaudio", "2.11.0")
-    found, _ = run(tmp_path)
-    assert found["hidden"] == ["torchaudio"]
-    assert found["here"] == found["child"] == found["grandchild"] == ["torchvision"]
+    outcome, _ = run(tmp_path)
+    assert outcome["hidden"] == ["torchaudio"]
+    assert outcome["here"] == outcome["child"] == outcome["grandchild"] == ["torchvision"]
 
 
 @pytest.mark.parametrize("torch", ["2.14.0", "2.14.0+cu130"])
@@ -100,7 +100,7 @@ def test_nothing_is_hidden_beside_a_torch_with_cuda(tmp_path: Path, torch: str) 
     for name, version in COMPANIONS.items():
         distribution(tmp_path, name, version)
 
-    found, logged = run(tmp_path)
-    assert found["hidden"] == []
-    assert found["here"] == found["child"] == found["grandchild"] == list(COMPANIONS)
+    outcome, logged = run(tmp_path)
+    assert outcome["hidden"] == []
+    assert outcome["here"] == outcome["child"] == outcome["grandchild"] == list(COMPANIONS)
     assert logged == ""

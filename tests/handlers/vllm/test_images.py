@@ -54,18 +54,21 @@ class Reading:
 
     def done(self) -> list[tuple[Sequence, Any]]:
         """The sequences that were read next, with their prompts or errors."""
-        while not (found := self.reader.take_done()):
+        while not (done := self.reader.take_done()):
             self.reader.wait()
 
-        return [(sequence, read.exception() or read.result()) for sequence, read in found]
+        return [
+            (sequence, image_future.exception() or image_future.result())
+            for sequence, image_future in done
+        ]
 
 
 @pytest.fixture
 def reading() -> Iterator[Reading]:
-    found = Reading()
-    yield found
-    found.processor.may_end.set()
-    found.reader.close()
+    reading = Reading()
+    yield reading
+    reading.processor.may_end.set()
+    reading.reader.close()
 
 
 def sequences(number: int, *files: bytes, **fields: Any) -> list[Sequence]:
@@ -96,8 +99,8 @@ def test_what_nobody_waits_for_any_more_is_not_read(reading: Reading) -> None:
     for sequence in (first, gone, last):
         reading.begin(sequence)
 
-    read = reading.reader.drop_waiting(gone)
-    assert read is not None and read.cancel()
+    dropped = reading.reader.drop_waiting(gone)
+    assert dropped is not None and dropped.cancel()
 
     reading.processor.may_end.set()
     ended: list[Sequence] = []
@@ -144,11 +147,12 @@ def test_of_one_client_a_small_image_is_read_before_large_ones_that_wait(reading
 
 def test_the_images_of_a_client_who_has_left_are_not_read_on() -> None:
     reading = Reading()
-    [held], [gone] = sequences(1), sequences(2, RED, RED, client_id=2)
-    reading.begin(held)
+    [staying], [gone] = sequences(1), sequences(2, RED, RED, client_id=2)
+    reading.begin(staying)
     assert reading.processor.begun.wait(60)
 
-    reading.begin(gone)  # its thread waits for the processor
+    # Its thread waits for the processor
+    reading.begin(gone)
     future = reading.reader.drop_waiting(gone)
     assert future is not None
 

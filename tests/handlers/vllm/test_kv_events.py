@@ -75,7 +75,8 @@ def test_a_subscriber_of_vllm_follows_the_cache(
         subscriber.connect(f"ipc://{tmp_path}/events_dp1")
         subscriber.subscribe(b"")
         prompts: list[tuple[int, ...]] = []
-        while len(prompts) < 3 or not subscriber.poll(100):  # later ones evict blocks
+        # Later ones evict blocks
+        while len(prompts) < 3 or not subscriber.poll(100):
             prompts.append(tuple((len(prompts) + place) % 40 for place in range(300)))
             finals(
                 engine,
@@ -84,12 +85,12 @@ def test_a_subscriber_of_vllm_follows_the_cache(
             finals(engine, [engine.enqueue_request(ask(input_token_ids=prompts[-1], max_tokens=1))])
 
         _, number, payload = subscriber.recv_multipart()
-        seen = int.from_bytes(number, "big")
-        told = msgspec.msgpack.Decoder(KVEventBatch).decode(payload)
+        event_number = int.from_bytes(number, "big")
+        event_batch = msgspec.msgpack.Decoder(KVEventBatch).decode(payload)
         batches = replayed(f"ipc://{tmp_path}/replay_dp1", 0)
 
     assert [number for number, _ in batches] == list(range(len(batches)))
-    assert batches[seen][1] == told and told.data_parallel_rank == 1
+    assert batches[event_number][1] == event_batch and event_batch.data_parallel_rank == 1
 
     events = [event for _, batch in batches for event in batch.events]
     stored = [event for event in events if isinstance(event, BlockStored)]
@@ -99,17 +100,17 @@ def test_a_subscriber_of_vllm_follows_the_cache(
         assert len(event.token_ids) == len(event.block_hashes) * event.block_size
 
     # What was stored of the first prompt is a chain of its blocks.
-    known: dict[Any, tuple[int, ...]] = {None: ()}
+    prefix_tokens: dict[Any, tuple[int, ...]] = {None: ()}
     for event in stored:
-        tokens = known[event.parent_block_hash]
+        tokens = prefix_tokens[event.parent_block_hash]
         for place, block in enumerate(event.block_hashes):
             tokens += tuple(
                 event.token_ids[place * event.block_size : (place + 1) * event.block_size]
             )
-            known[block] = tokens
+            prefix_tokens[block] = tokens
 
     size = stored[0].block_size
-    assert prompts[0][: 256 // size * size] in known.values()
+    assert prompts[0][: 256 // size * size] in prefix_tokens.values()
 
 
 def test_the_hashes_of_the_embedded_engine_are_those_of_vllms_sha256_cbor() -> None:

@@ -18,7 +18,8 @@ from tests.server.test_metrics import models_of
 
 pytestmark = pytest.mark.vllm
 LORAS = "vllm:lora_requests_info"
-FORMER = {"vllm:gpu_cache_usage_perc"}  # names that this vLLM no longer has
+# Names that this vLLM no longer has
+FORMER = {"vllm:gpu_cache_usage_perc"}
 # It comes when an engine has sized its cache, with labels for each of its settings, and these where
 # it has adapters or drafts.
 LATER = {
@@ -53,20 +54,22 @@ def test_each_twin_has_the_type_the_labels_and_the_bounds_that_vllm_gives_it(
     block.engines[0].phase = Phase.READY
     block.engines[0].beat_s = time.monotonic()
     collector = BlockCollector(models_of(Block.create(tmp_path / "server", 0, 1), block))
-    ours = {family.name: family for family in collector.collect()}
-    twins = {name for name in ours if name.startswith(PREFIX)}
+    our_families = {family.name: family for family in collector.collect()}
+    twins = {name for name in our_families if name.startswith(PREFIX)}
 
     assert twins >= {PREFIX + twin.name for twin in TWINS if not twin.name.startswith("http_")}
     assert twins - theirs.keys() == FORMER | LATER
 
     for name in twins - FORMER - LATER:
-        assert shape(ours[name]) == shape(theirs[name]), name
-        if name.endswith("_tokens"):  # vLLM's end with the context of the model
+        assert shape(our_families[name]) == shape(theirs[name]), name
+        # vLLM's end with the context of the model
+        if name.endswith("_tokens"):
             assert (
-                bounds(ours[name])[: len(bounds(theirs[name])) - 1] == bounds(theirs[name])[:-1]
+                bounds(our_families[name])[: len(bounds(theirs[name])) - 1]
+                == bounds(theirs[name])[:-1]
             ), name
         else:
-            assert bounds(ours[name]) == bounds(theirs[name]), name
+            assert bounds(our_families[name]) == bounds(theirs[name]), name
 
 
 def test_adapters_are_shown_with_the_labels_that_vllm_gives_them(
@@ -90,10 +93,10 @@ def test_adapters_are_shown_with_the_labels_that_vllm_gives_them(
     engine.running_loras = "a,b"
     engine.waiting_loras = "c"
     collector = BlockCollector(models_of(Block.create(tmp_path / "server", 0, 1), block))
-    [ours] = [family for family in collector.collect() if family.name == LORAS]
+    [our_family] = [family for family in collector.collect() if family.name == LORAS]
 
-    assert ours.type == theirs.type
-    assert [sample.labels for sample in ours.samples] == [
+    assert our_family.type == theirs.type
+    assert [sample.labels for sample in our_family.samples] == [
         sample.labels for sample in theirs.samples
     ]
-    assert ours.samples[0].value == pytest.approx(theirs.samples[0].value, abs=60)
+    assert our_family.samples[0].value == pytest.approx(theirs.samples[0].value, abs=60)

@@ -53,11 +53,11 @@ def test_greedy_tokens_and_their_log_probs_are_those_of_transformers(
     ):
         assert row[token_id] >= row.max() - TIE, "not the best token"
         assert log_prob == pytest.approx(float(row[token_id]), abs=TOLERANCE)
-        assert [one.log_prob for one in top] == pytest.approx(
+        assert [top_token.log_prob for top_token in top] == pytest.approx(
             row.topk(5).values.tolist(), abs=TOLERANCE
         )
-        assert [one.log_prob for one in top] == pytest.approx(
-            [float(row[one.token_id]) for one in top], abs=TOLERANCE
+        assert [top_token.log_prob for top_token in top] == pytest.approx(
+            [float(row[top_token.token_id]) for top_token in top], abs=TOLERANCE
         )
 
     assert got.cum_log_probs == pytest.approx([sum(got.log_probs[0])])
@@ -74,15 +74,15 @@ def test_log_probs_of_the_prompt_are_those_of_transformers(
     )
     assert got.prompt_log_probs is not None and len(got.prompt_log_probs) == len(prompt)
 
-    first, *rest = got.prompt_log_probs
+    first, *later_log_probs = got.prompt_log_probs
     assert first.log_prob is None and first.top == []
 
-    for row, token_id, one in zip(
-        log_probs_of(model, list(prompt)), prompt[1:], rest, strict=False
+    for row, token_id, prompt_log_prob in zip(
+        log_probs_of(model, list(prompt)), prompt[1:], later_log_probs, strict=False
     ):
-        assert one.log_prob == pytest.approx(float(row[token_id]), abs=TOLERANCE)
+        assert prompt_log_prob.log_prob == pytest.approx(float(row[token_id]), abs=TOLERANCE)
         best = row.topk(num_top).values.tolist()
-        assert [top.log_prob for top in one.top] == pytest.approx(best, abs=TOLERANCE)
+        assert [top.log_prob for top in prompt_log_prob.top] == pytest.approx(best, abs=TOLERANCE)
 
 
 def test_a_prompt_whose_blocks_are_known_still_gets_its_log_probs(engine: Executor) -> None:

@@ -30,14 +30,16 @@ with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
 """
 
 
+# As the first process of a container: it cannot leave its group
 @pytest.mark.parametrize(
     ("place", "outcome"),
     [
         (
             {"start_new_session": True},
             "True True",
-        ),  # as the first process of a container: it cannot leave its group
-        ({"process_group": 0}, "True False"),  # as the engine of a server
+        ),
+        # As the engine of a server
+        ({"process_group": 0}, "True False"),
         ({}, "False True"),
     ],
     ids=("session", "group", "member"),

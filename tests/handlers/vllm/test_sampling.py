@@ -35,14 +35,14 @@ from tests.conformance.asking import finish, results
 from tests.handlers.vllm.asking import CONTEXT_LENGTH, GREEDY, TIE, ask, result, tokens, up_to_a_tie
 from tests.tiny_models import END_ID, tiny_model
 
+# Between vLLM and xgrammar
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.filterwarnings(
-        "ignore:max_rollback_tokens:DeprecationWarning"
-    ),  # between vLLM and xgrammar
+    pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning"),
 ]
 
-NUM_TOP = 20  # as many alternatives as the engine gives
+# As many alternatives as the engine gives
+NUM_TOP = 20
 
 # Field -> a value with an effect, and what it changes in vLLM's parameters.
 MAPPED: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -80,7 +80,8 @@ OURS = {
     "Request.streaming",
     "Request.sampling_config",
     "Request.output_config",
-    "Request.ignore_eos",  # takes the end ids out of vLLM's stop_token_ids
+    # Takes the end ids out of vLLM's stop_token_ids
+    "Request.ignore_eos",
     "Request.guided_decoding_params",
     "Request.return_all_generated_tokens",
     "Request.priority",
@@ -100,7 +101,8 @@ REFUSED: dict[str, Any] = {
     "Request.lora_config": LoraConfig("style"),  # without option.enable_lora
     "Request.logits_post_processor_name": "mine",
     "Request.kv_cache_retention_config": KvCacheRetentionConfig(),
-    "Request.pooling_params": PoolingParams(),  # of a model that generates
+    # Of a model that generates
+    "Request.pooling_params": PoolingParams(),
     "Request.prompt_tuning_config": PromptTuningConfig([[0.0]]),
     "Request.external_draft_tokens_config": ExternalDraftTokensConfig((5, 6)),
 }
@@ -156,8 +158,8 @@ def test_a_field_becomes_the_parameters_of_vllm_that_mean_it_and_no_other(
 ) -> None:
     value, expected = MAPPED[field]
     assert changed(field, value) == expected
-    for name, given in changed(field, value).items():
-        assert type(given) is type(expected[name]), "vLLM dies of a wrong type"
+    for name, sent_value in changed(field, value).items():
+        assert type(sent_value) is type(expected[name]), "vLLM dies of a wrong type"
 
 
 @pytest.mark.parametrize("field", WITHOUT_EFFECT)
@@ -179,9 +181,9 @@ def test_a_priority_of_vllm_s_api_reaches_vllm_unchanged(rank: int) -> None:
 
     model = ModelConfig(path="demo", name="demo")
     body = json.dumps({"prompt": "a", "priority": rank}).encode()
-    read = openai.parse(openai.read(body, None, model)).request
-    assert priority(ask(priority=read.priority)) == rank
-    assert priority(ask(priority=read.priority, is_express=True)) <= -(2**19)
+    parsed_request = openai.parse(openai.read(body, None, model)).request
+    assert priority(ask(priority=parsed_request.priority)) == rank
+    assert priority(ask(priority=parsed_request.priority, is_express=True)) <= -(2**19)
 
 
 def test_whole_numbers_become_the_floats_that_vllm_wants(engine: Executor) -> None:
@@ -217,7 +219,8 @@ def embedded() -> Iterator[Executor]:
         yield executor
 
 
-FIRST = 237  # the model's first greedy token after PROMPT
+# The model's first greedy token after PROMPT
+FIRST = 237
 RULES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "one bad word": {"bad_words": ((FIRST,),)},
@@ -242,9 +245,9 @@ def test_a_rule_changes_the_answer_as_it_does_in_the_embedded_executor(
     engine: Executor, embedded: Executor, name: str
 ) -> None:
     output = OutputConfig(return_log_probs=True, num_top_log_probs=2)
-    asked = {"max_tokens": 40, "output_config": output, **RULES[name]}
-    expected = result(embedded, **asked)
-    got = result(engine, **asked)
+    fields = {"max_tokens": 40, "output_config": output, **RULES[name]}
+    expected = result(embedded, **fields)
+    got = result(engine, **fields)
 
     assert (
         expected.top_log_probs is not None
@@ -279,7 +282,9 @@ def ranks_and_masses(engine: Executor, **choice: Any) -> Iterator[tuple[int, flo
         sampled.output_token_ids[0], sampled.log_probs[0], sampled.top_log_probs[0], strict=True
     ):
         better = [
-            one.log_prob for one in top if one.log_prob > log_prob and one.token_id != token_id
+            top_token.log_prob
+            for top_token in top
+            if top_token.log_prob > log_prob and top_token.token_id != token_id
         ]
         yield len(better), sum(map(math.exp, better)), math.exp(log_prob - top[0].log_prob)
 
@@ -296,8 +301,10 @@ def ranks_and_masses(engine: Executor, **choice: Any) -> Iterator[tuple[int, flo
 def test_what_a_rule_of_sampling_cuts_off_is_never_chosen(
     engine: Executor, choice: Any, is_kept: Any
 ) -> None:
-    assert all(is_kept(*one) for one in ranks_and_masses(engine, **choice))
-    assert not all(is_kept(*one) for one in ranks_and_masses(engine)), "without the rule it is"
+    assert all(is_kept(*kept_ranks) for kept_ranks in ranks_and_masses(engine, **choice))
+    assert not all(is_kept(*kept_ranks) for kept_ranks in ranks_and_masses(engine)), (
+        "without the rule it is"
+    )
 
 
 def test_a_high_temperature_chooses_less_likely_tokens(engine: Executor) -> None:
@@ -311,7 +318,10 @@ def test_a_seed_gives_its_tokens_beside_any_neighbours_and_no_seed_gives_new_one
 ) -> None:
     config = SamplingConfig(seed=2**63 - 1, temperature=1.5)
     alone = tokens(engine, sampling_config=config)
-    crowd = [ask(sampling_config=one) for one in (SamplingConfig(seed=1), config, SamplingConfig())]
+    crowd = [
+        ask(sampling_config=sampling_config)
+        for sampling_config in (SamplingConfig(seed=1), config, SamplingConfig())
+    ]
     ids = engine.enqueue_requests(crowd)
     [_, [among], _] = engine.await_responses(ids)  # type: ignore[misc]
     assert among.result.output_token_ids[0] == alone  # type: ignore[union-attr]
@@ -324,7 +334,7 @@ def test_sequences_of_one_request_differ_and_the_greatest_seed_wraps_around(
 ) -> None:
     config = SamplingConfig(seed=2**63 - 1, temperature=1.5, num_return_sequences=2)
     answers = results(finish(engine, engine.enqueue_request(ask(sampling_config=config))))
-    by_index = {one.sequence_index: one.output_token_ids[0] for one in answers}
+    by_index = {answer.sequence_index: answer.output_token_ids[0] for answer in answers}
 
     assert by_index[0] == tokens(
         engine, sampling_config=SamplingConfig(seed=2**63 - 1, temperature=1.5)
@@ -368,7 +378,9 @@ def words() -> Any:
 
 def whitespace_ids(words: Any) -> tuple[tuple[int, ...], ...]:
     """A random model fills JSON with blanks, which JSON allows."""
-    return tuple((one,) for one in range(END_ID + 1, 320) if not words([one]).strip())
+    return tuple(
+        (token_id,) for token_id in range(END_ID + 1, 320) if not words([token_id]).strip()
+    )
 
 
 @pytest.mark.parametrize(
@@ -407,23 +419,25 @@ def test_a_guided_answer_has_the_structure_and_ends_by_itself(
         end_id=END_ID,
         max_tokens=300,
         bad_words=whitespace_ids(words) if "JSON" in guide.guide_type.name else (),
-        embedding_bias=tuple((one, 8.0) for one in range(320) if words([one]) in ('"', "}")),
+        embedding_bias=tuple(
+            (token_id, 8.0) for token_id in range(320) if words([token_id]) in ('"', "}")
+        ),
     )
     assert guided.finish_reasons == [FinishReason.END_ID]
     assert is_satisfied(words(guided.output_token_ids[0])), words(guided.output_token_ids[0])
 
 
+# Larger than the compiler takes
 @pytest.mark.parametrize(
     "guide",
     [
         GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type":'),
         GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type": "nothing"}'),
-        GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"$ref": "#"}'),  # no text has this structure
+        # No text has this structure
+        GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"$ref": "#"}'),
         GuidedDecodingParams(GuideType.JSON_SCHEMA, "[" * 5000),
         GuidedDecodingParams(GuideType.REGEX, "[a-"),
-        GuidedDecodingParams(
-            GuideType.REGEX, r"\p{L}{1,500}" * 20
-        ),  # larger than the compiler takes
+        GuidedDecodingParams(GuideType.REGEX, r"\p{L}{1,500}" * 20),
         GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "root = a"),
         GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "root ::= missing"),
     ],
@@ -432,11 +446,11 @@ def test_a_guided_answer_has_the_structure_and_ends_by_itself(
 def test_a_broken_structure_fails_alone(engine: Executor, guide: GuidedDecodingParams) -> None:
     before = tokens(engine)
     ids = engine.enqueue_requests([ask(), ask(guided_decoding_params=guide), ask()])
-    [[left], [middle], [right]] = engine.await_responses(ids)  # type: ignore[misc]
+    [[first], [middle], [right]] = engine.await_responses(ids)  # type: ignore[misc]
     assert middle.error is not None and middle.error.kind is ErrorKind.INVALID
     assert middle.error_msg.startswith(
         "guided_decoding_params must be a structure that vLLM can follow: "
     )
     assert "\n" not in middle.error_msg and ".cc:" not in middle.error_msg
-    assert left.result.output_token_ids == right.result.output_token_ids == [before]  # type: ignore[union-attr]
+    assert first.result.output_token_ids == right.result.output_token_ids == [before]  # type: ignore[union-attr]
     assert tokens(engine) == before

@@ -83,9 +83,9 @@ def test_a_start_that_fails_is_one_line_with_the_cause_and_the_option(tmp_path: 
         on_ray = {"options": {"distributed_executor_backend": "ray"}}
         cases.append((whole, on_ray, 2, "pip install ray", "option.nnodes"))
 
-    asked = json.dumps([(str(folder), settings) for folder, settings, *_ in cases])
+    cases_text = json.dumps([(str(folder), settings) for folder, settings, *_ in cases])
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, asked],
+        [sys.executable, "-c", PROGRAM, cases_text],
         cwd=ROOT,
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
         capture_output=True,
@@ -94,13 +94,16 @@ def test_a_start_that_fails_is_one_line_with_the_cause_and_the_option(tmp_path: 
     )
     assert done.returncode == 0, done.stderr
 
-    for (*_, code, cause, advice), said in zip(
+    for (*_, code, cause, advice), message in zip(
         cases, json.loads(done.stdout.splitlines()[-1]), strict=True
     ):
-        assert said is not None, cause
-        assert said[0] == code and cause in said[1] and advice in said[1] and "\n" not in said[1], (
-            said
-        )
+        assert message is not None, cause
+        assert (
+            message[0] == code
+            and cause in message[1]
+            and advice in message[1]
+            and "\n" not in message[1]
+        ), message
 
 
 def without_weights(folder: Path) -> Path:

@@ -34,19 +34,20 @@ def listening(name: str) -> logging.Logger:
 
 
 def test_stages_are_told_in_their_order_and_none_is_left_out(begun: StartupLog) -> None:
-    told: list[str] = []
+    stages: list[str] = []
     runner = listening(MODEL_RUNNER)
     cache = logging.getLogger(CACHE)
     cache.setLevel(logging.INFO)
-    with begun.reported_to(lambda stage, share: told.append(stage)):
+    with begun.reported_to(lambda stage, share: stages.append(stage)):
         runner.info("starts")
-        wait_until(lambda: told == ["weights"], "the first is told")
-        cache.info("has so many blocks")  # stages between were not reported
-        wait_until(lambda: told == list(STAGES), "the others are")
+        wait_until(lambda: stages == ["weights"], "the first is told")
+        # Stages between were not reported
+        cache.info("has so many blocks")
+        wait_until(lambda: stages == list(STAGES), "the others are")
         runner.info("says more")
         time.sleep(2 * vllm_log.LOOK_S)
 
-    assert told == list(STAGES) and begun.is_started
+    assert stages == list(STAGES) and begun.is_started
 
 
 def test_the_first_failure_is_the_cause_and_is_not_logged_twice(

@@ -47,19 +47,20 @@ class Engine:
     """The engine of a library."""
 
     def __init__(self) -> None:
-        self.shifts: dict[int, int] = {}  # of the adapters that it has, by number
+        # Of the adapters that it has, by number
+        self.shifts: dict[int, int] = {}
         self._works: dict[str, Work] = {}
 
     def add(self, work: Work) -> None:
         self._works[work.id] = work
 
     def abort(self, ids: Iterable[str]) -> None:
-        for one in list(ids):
-            self._works.pop(one, None)
+        for request_id in list(ids):
+            self._works.pop(request_id, None)
 
     def step(self) -> list[SequenceOutput]:
         time.sleep(STEP_S)
-        running = [self._works[one] for one in self._running]
+        running = [self._works[request_id] for request_id in self._running]
         if any(BREAK in work.token_ids for work in running):
             raise RuntimeError("the step broke")
 
@@ -74,14 +75,14 @@ class Engine:
         shift = 0 if work.adapter is None else self.shifts[work.adapter.number]
         token_id = work.token_ids[-work.num_prompt_tokens] + (0 if work.has_begun else shift)
         num_prompt = 0 if work.has_begun else work.num_prompt_tokens - 1
-        known = (
+        log_probs = (
             LogProbs([[0]] * num_prompt, [[LOG_PROB]] * num_prompt) if not work.has_begun else None
         )
         work.token_ids.append(token_id)
         work.num_left, work.has_begun = work.num_left - 1, True
         end = None if work.num_left else FinishReason.LENGTH
         return SequenceOutput(
-            work.id, [token_id], LogProbs([[token_id] * 2], [[LOG_PROB] * 2]), known, end
+            work.id, [token_id], LogProbs([[token_id] * 2], [[LOG_PROB] * 2]), log_probs, end
         )
 
     @property

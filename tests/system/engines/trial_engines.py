@@ -64,7 +64,8 @@ def talkative(config: EngineConfig, model_path: str, progress: Progress) -> Exec
     os.write(1, b"x" * 100_000 + b"\n")
     num_bytes_left = int(config.options.get("num_bytes", "0"))
     while num_bytes_left > 0:
-        with suppress(BlockingIOError):  # the pipe is full; some hosts make it small
+        # The pipe is full; some hosts make it small
+        with suppress(BlockingIOError):
             num_bytes_left -= os.write(2, b"y\n" * 1000)
 
     if "abort" in config.options:

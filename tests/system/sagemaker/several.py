@@ -50,8 +50,8 @@ class SeveralServer(Server):
 
     def described(self, name: str) -> dict[str, Any]:
         answer = self.request("GET", f"/models/{name}")
-        found: dict[str, Any] = json.loads(answer.body) | {"code": answer.status}
-        return found
+        answer_body: dict[str, Any] = json.loads(answer.body) | {"code": answer.status}
+        return answer_body
 
     def listed(self, query: str = "") -> dict[str, Any]:
         page: dict[str, Any] = json.loads(self.request("GET", f"/models{query}").body)

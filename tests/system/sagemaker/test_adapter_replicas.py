@@ -26,7 +26,8 @@ NUM_ENGINES = 2
 NUM_FRONT_ENDS = 4
 MAX_ADAPTERS = 8
 HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
-PROMPT = "abc"  # the engine repeats its first letter, and an adapter shifts the first one
+# The engine repeats its first letter, and an adapter shifts the first one
+PROMPT = "abc"
 
 
 @contextmanager
@@ -71,8 +72,8 @@ def src(server: Server) -> Path:
 
 def call(server: Server, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
     answer = server.request(method, path, body)
-    said: dict[str, Any] = json.loads(answer.body)
-    return answer.status, said
+    answer_body: dict[str, Any] = json.loads(answer.body)
+    return answer.status, answer_body
 
 
 def register(server: Server, name: str, src: Path, **more: object) -> tuple[int, dict[str, Any]]:
@@ -85,7 +86,7 @@ def unregister(server: Server, *names: str) -> None:
 
 
 def names(server: Server) -> list[str]:
-    return [one["name"] for one in call(server, "GET", "/adapters")[1]["adapters"]]
+    return [adapter["name"] for adapter in call(server, "GET", "/adapters")[1]["adapters"]]
 
 
 def first_letter(server: Server, adapter: str) -> str:
@@ -136,7 +137,7 @@ def test_the_room_for_adapters_is_never_exceeded(server: Server, src: Path) -> N
         answers = list(pool.map(lambda name: register(server, name, folder, preload=False), many))
 
     assert [status for status, _ in answers].count(200) == MAX_ADAPTERS
-    refusals = {(status, said["error"]) for status, said in answers if status != 200}
+    refusals = {(status, answer_body["error"]) for status, answer_body in answers if status != 200}
     assert refusals == {(507, f"{MAX_ADAPTERS} adapters are registered, which is max_adapters")}
     assert len(names(server)) == MAX_ADAPTERS
     unregister(server, *names(server))
@@ -145,24 +146,26 @@ def test_the_room_for_adapters_is_never_exceeded(server: Server, src: Path) -> N
 def test_what_the_engine_cannot_take_is_424_and_what_does_not_fit_507(
     server: Server, src: Path
 ) -> None:
-    status, said = register(server, "wide", write_adapter(src / "wide", 1, r=MAX_RANK + 1))
-    assert status == 424 and said["error"].endswith(f"rank {MAX_RANK + 1} is over {MAX_RANK}")
+    status, answer_body = register(server, "wide", write_adapter(src / "wide", 1, r=MAX_RANK + 1))
+    assert status == 424 and answer_body["error"].endswith(
+        f"rank {MAX_RANK + 1} is over {MAX_RANK}"
+    )
     assert register(server, "wide", src / "wide", preload=False)[0] == 424, (
         "the rank is checked at once"
     )
 
-    status, said = register(server, "huge", write_adapter(src / "huge", 1, is_huge=True))
-    assert status == 507 and said["error"].endswith("no room for these weights")
+    status, answer_body = register(server, "huge", write_adapter(src / "huge", 1, is_huge=True))
+    assert status == 507 and answer_body["error"].endswith("no room for these weights")
 
     plain = write_adapter(src / "plain", 1)
     assert register(server, "first", plain, pin=True)[0] == 200
     assert register(server, "second", plain)[0] == register(server, "unpinned", plain)[0] == 200
 
-    for status, said in (
+    for status, answer_body in (
         register(server, "third", plain, pin=True),
         call(server, "POST", "/adapters/second/update", {"pin": True}),
     ):
-        assert (status, said["error"]) == (
+        assert (status, answer_body["error"]) == (
             507,
             "2 adapters fit into a batch, and the pinned ones take all places",
         )
@@ -208,17 +211,17 @@ def test_an_adapter_whose_files_are_gone_when_its_engine_is_back_is_424_with_the
         server.lose_engine()
         wait_until(lambda: num_ready(server) == 1, "it is back", 60.0)
         answer = server.post({"inputs": PROMPT}, headers={HEADER: "lost"})
-        said = json.loads(answer.body)["error"]
+        message = json.loads(answer.body)["error"]
 
         assert (
             answer.status == 424
-            and said.startswith("Adapter lost cannot be used: ")
-            and "adapter_config" in said
+            and message.startswith("Adapter lost cannot be used: ")
+            and "adapter_config" in message
         )
         assert first_letter(server, "kept") == "c"
 
         reason = call(server, "GET", "/adapters/lost")[1]["reason"]
-        assert "adapter_config" in reason and str(tmp_path) not in said + reason
+        assert "adapter_config" in reason and str(tmp_path) not in message + reason
         assert names(server) == ["kept", "lost"]
 
         unregister(server, "lost")

@@ -147,8 +147,8 @@ def test_an_adapter_of_a_hub_is_fetched_and_served(hub: HubServer, server: Serve
     )
     assert {letter(server, "formal") for _ in range(8)} == {"b"}
 
-    shown = {"name": "formal", "src": "writers/formal", "preload": True, "pin": False}
-    assert call(server, "GET", "/adapters/formal") == (200, shown)
+    description = {"name": "formal", "src": "writers/formal", "preload": True, "pin": False}
+    assert call(server, "GET", "/adapters/formal") == (200, description)
 
     num_asked = len(hub.requests)
     assert register(server, "formal", "writers/formal")[0] == 409
@@ -175,8 +175,8 @@ def test_adapters_of_s3_are_fetched_and_their_model_py_is_not_run(
         {"status": "Adapter rude registered"},
     )
 
-    status, said = register(server, "packed", f"s3://{BUCKET}/packed.tar.gz")
-    assert (status, said["warning"]) == (200, "model.py in the adapter's folder is not run")
+    status, answer_body = register(server, "packed", f"s3://{BUCKET}/packed.tar.gz")
+    assert (status, answer_body["warning"]) == (200, "model.py in the adapter's folder is not run")
     assert (letter(server, "rude"), letter(server, "packed")) == ("d", "e")
 
     for name in ("rude", "packed"):
@@ -201,8 +201,8 @@ def test_a_source_that_cannot_be_used_is_400_with_its_line(
         "ftp://host/a": "no source has the scheme ftp://",
     }
     answers = pool.map(lambda src: register(server, "bad", src), lines)
-    for (status, said), line in zip(answers, lines.values(), strict=True):
-        assert status == 400 and line in said["error"], said
+    for (status, answer_body), line in zip(answers, lines.values(), strict=True):
+        assert status == 400 and line in answer_body["error"], answer_body
 
     assert call(server, "GET", "/adapters/bad")[0] == 404
 
@@ -217,8 +217,10 @@ def test_a_hub_that_cannot_be_reached_is_503_and_others_do_not_wait(
     lost = pool.submit(register, server, "lost", "writers/lost")
     assert register(server, "other", "writers/other")[0] == 200
     assert letter(server, "other") == "f" and not lost.done()
-    status, said = lost.result()
-    assert status == 503 and "writers/lost" in said["error"] and "503" in said["error"], said
+    status, answer_body = lost.result()
+    assert (
+        status == 503 and "writers/lost" in answer_body["error"] and "503" in answer_body["error"]
+    ), answer_body
     assert call(server, "DELETE", "/adapters/other")[0] == 200
 
 
@@ -273,20 +275,21 @@ def test_a_fetch_that_is_killed_three_times_is_503_and_the_server_goes_on(
     begun: tuple[Future[Said], Any], server: Server
 ) -> None:
     registered, rule = begun
-    others = set(server.pids()) - set(server.pids("lmi-fetch"))
+    lasting_pids = set(server.pids()) - set(server.pids("lmi-fetch"))
     for _ in range(3):
         assert rule.reached.wait(60)
         rule.reached.clear()
         os.kill(server.pid("lmi-fetch"), signal.SIGKILL)
 
-    status, said = registered.result()
+    status, answer_body = registered.result()
     assert (
         status == 503
-        and "': fetch process died 3 times, the last time it was killed by SIGKILL" in said["error"]
+        and "': fetch process died 3 times, the last time it was killed by SIGKILL"
+        in answer_body["error"]
     )
 
     wait_for_none(server)
-    assert set(server.pids()) == others and server.ping() == 200 and letter(server, "") == "a"
+    assert set(server.pids()) == lasting_pids and server.ping() == 200 and letter(server, "") == "a"
 
 
 def test_a_client_that_leaves_has_its_adapter_all_the_same(hub: HubServer, server: Server) -> None:
@@ -328,10 +331,10 @@ def test_sigterm_during_a_fetch_ends_the_server_and_answers_the_client(
 
             with measurement.within(5.0):
                 server.signal(signal.SIGTERM)
-                status, said = registered.result()
+                status, answer_body = registered.result()
                 assert server.wait() == 0
 
-            assert (status, said["error"]) == (
+            assert (status, answer_body["error"]) == (
                 503,
                 "the server is shutting down, it fetches nothing",
             )
@@ -348,8 +351,8 @@ def test_secure_mode_looks_at_what_was_fetched(hub: HubServer, tmp_path: Path) -
     with serving(
         tmp_path / "model", {**secured, "HF_ENDPOINT": hub.url}, frontend_workers=1
     ) as server:
-        status, said = register(server, "chatty", "writers/chatty")
-        assert status == 400 and said["error"].endswith(
+        status, answer_body = register(server, "chatty", "writers/chatty")
+        assert status == 400 and answer_body["error"].endswith(
             "chat_template.jinja: refused by DISALLOW_CHAT_TEMPLATE"
         )
         assert register(server, "plain", "writers/plain")[0] == 200

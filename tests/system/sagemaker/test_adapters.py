@@ -27,7 +27,8 @@ MAX_LORAS = 2
 MAX_RANK = 8
 STATIC = ("formal", "rude")
 HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
-TIE = 1e-4  # two log-probs this close count as equal
+# Two log-probs this close count as equal
+TIE = 1e-4
 VLLM = ("option.rolling_batch=vllm", "option.enforce_eager=true")
 LMI_DIST = ("option.rolling_batch=lmi-dist",)
 # What each engine says of an adapter whose rank is too high, and of one whose weights are cut off.
@@ -73,8 +74,8 @@ def server(folder: Path, engine: str) -> Iterator[Server]:
 
 def call(server: Server, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
     answer = server.request(method, path, body)
-    said: dict[str, Any] = json.loads(answer.body)
-    return answer.status, said
+    answer_body: dict[str, Any] = json.loads(answer.body)
+    return answer.status, answer_body
 
 
 def register(
@@ -131,14 +132,18 @@ def test_the_model_and_each_adapter_answer_as_a_checkpoint_with_it_merged_in(
 def text(server: Server, path: str, body: dict[str, Any]) -> str:
     answer = server.post(body, path)
     assert answer.status == 200, answer.body
-    said = json.loads(answer.body)
-    return str(said.get("generated_text") or said.get("text_output") or said["choices"][0]["text"])
+    answer_body = json.loads(answer.body)
+    return str(
+        answer_body.get("generated_text")
+        or answer_body.get("text_output")
+        or answer_body["choices"][0]["text"]
+    )
 
 
 def test_every_api_takes_an_adapter_by_its_name(server: Server) -> None:
     short = {"max_new_tokens": NUM_TOKENS}
     for name in STATIC:
-        said = {
+        messages = {
             text(server, "/invocations", {"inputs": PROMPT, "parameters": short, "adapters": name}),
             text(
                 server, "/invocations", {"inputs": PROMPT, "parameters": short, "adapters": [name]}
@@ -157,7 +162,7 @@ def test_every_api_takes_an_adapter_by_its_name(server: Server) -> None:
                 {"text_input": PROMPT, "max_tokens": NUM_TOKENS, "lora_name": name},
             ),
         }
-        assert len(said) == 1
+        assert len(messages) == 1
 
 
 def test_an_adapter_that_the_engine_cannot_load_is_refused_with_its_reason(
@@ -165,17 +170,23 @@ def test_an_adapter_that_the_engine_cannot_load_is_refused_with_its_reason(
 ) -> None:
     too_wide, cut_off = REASONS[engine]
     for preload in (True, False):
-        status, said = register(server, "wide", "more/wide", preload=preload)
-        assert status == 424 and too_wide in said["error"]
+        status, answer_body = register(server, "wide", "more/wide", preload=preload)
+        assert status == 424 and too_wide in answer_body["error"]
 
     broken = (
         write_adapter(folder / "more" / f"broken on {engine}", seed=5) / "adapter_model.safetensors"
     )
     broken.write_bytes(broken.read_bytes()[:500])
-    status, said = register(server, "broken", f"more/{broken.parent.name}")
+    status, answer_body = register(server, "broken", f"more/{broken.parent.name}")
 
-    assert status == 424 and cut_off in said["error"] and str(folder) not in said["error"]
-    assert [one["name"] for one in call(server, "GET", "/adapters")[1]["adapters"]] == list(STATIC)
+    assert (
+        status == 424
+        and cut_off in answer_body["error"]
+        and str(folder) not in answer_body["error"]
+    )
+    assert [adapter["name"] for adapter in call(server, "GET", "/adapters")[1]["adapters"]] == list(
+        STATIC
+    )
 
 
 @pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
@@ -188,18 +199,20 @@ def test_a_pattern_that_re_would_never_finish_ends_neither_streams_nor_the_engin
     parameters = {"max_new_tokens": 300, "ignore_eos_token": True, "details": True}
     with server.open({"inputs": PROMPT, "parameters": parameters, "stream": True}) as response:
         first = response.readline()
-        status, said = register(server, "endless", config.parent)
+        status, answer_body = register(server, "endless", config.parent)
         last = json.loads([first, *response.readlines()][-1])
 
     assert last["details"]["generated_tokens"] == 300 and server.pid("lmi-engine-0") == before
-    assert status == 424 and f"{field} has '(.*)*x', which is more than a name" in said["error"]
+    assert (
+        status == 424 and f"{field} has '(.*)*x', which is more than a name" in answer_body["error"]
+    )
 
 
 def test_pinned_adapters_leave_a_place_for_the_others(server: Server) -> None:
     assert register(server, "third", "more/third")[0] == 200
     assert call(server, "POST", "/adapters/third/update", {"pin": True})[0] == 200
-    status, said = call(server, "POST", "/adapters/rude/update", {"pin": True})
-    assert (status, said["error"]) == (
+    status, answer_body = call(server, "POST", "/adapters/rude/update", {"pin": True})
+    assert (status, answer_body["error"]) == (
         507,
         "2 adapters fit into a batch, and the pinned ones take all places",
     )
@@ -232,6 +245,6 @@ def test_every_adapter_is_there_again_when_the_engine_was_killed(server: Server)
     wait_until(lambda: server.pids("lmi-engine-0") not in ([], [engine]), "there is a new engine")
     wait_until(lambda: server.ping() == 200, "it is ready", 120.0)
     assert [token_ids(server, name) for name in (None, "third", *STATIC)] == before
-    shown = {"name": "third", "src": "more/third", "preload": True, "pin": True}
-    assert call(server, "GET", "/adapters/third") == (200, shown)
+    description = {"name": "third", "src": "more/third", "preload": True, "pin": True}
+    assert call(server, "GET", "/adapters/third") == (200, description)
     assert call(server, "DELETE", "/adapters/third")[0] == 200

@@ -19,12 +19,12 @@ LINES = {"content-type": "application/jsonlines"}
 def running(
     folder: Path, max_num_sequences: int, environ: dict[str, str], **options: object
 ) -> Iterator[Server]:
-    given = {
+    defaults = {
         "option.max_rolling_batch_size": max_num_sequences,
         "option.echo_step_ms": 2,
         "frontend_workers": 1,
     }
-    with launch(write_model(folder, **given, **options), environ) as server:
+    with launch(write_model(folder, **defaults, **options), environ) as server:
         server.wait_ready()
         yield server
 
@@ -58,11 +58,16 @@ def test_execution_parameters_fit_the_engine_and_the_limit_of_a_job(
 ) -> None:
     assert parameters(endpoint) == (1, "SINGLE_RECORD", 6)
     assert parameters(job) == (100, "SINGLE_RECORD", 1)
-    said = {"SAGEMAKER_BATCH_STRATEGY": "MULTI_RECORD", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "30"}
+    variables = {
+        "SAGEMAKER_BATCH_STRATEGY": "MULTI_RECORD",
+        "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "30",
+    }
     with running(tmp_path / "model", 64, {}) as server:
         assert parameters(server) == (16, "SINGLE_RECORD", 6)
 
-    with running(tmp_path / "other", 64, said | {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "0"}) as server:
+    with running(
+        tmp_path / "other", 64, variables | {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "0"}
+    ) as server:
         assert parameters(server) == (30, "MULTI_RECORD", 0)
 
 

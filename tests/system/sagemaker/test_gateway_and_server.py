@@ -96,6 +96,9 @@ def test_a_closed_session_is_refused_with_the_containers_words(tmp_path: Path) -
             with pytest.raises(ClientError) as caught:
                 call(body, SessionId=session)
 
-            found = caught.value.response
-            assert (found["Error"]["Code"], found["OriginalStatusCode"]) == ("ModelError", 400)
-            assert "X-Amzn-SageMaker-Session-Id" in found["OriginalMessage"]
+            error_response = caught.value.response
+            assert (error_response["Error"]["Code"], error_response["OriginalStatusCode"]) == (
+                "ModelError",
+                400,
+            )
+            assert "X-Amzn-SageMaker-Session-Id" in error_response["OriginalMessage"]

@@ -107,14 +107,14 @@ def test_two_requests_for_one_name_are_one_load(server: SeveralServer) -> None:
 
 def test_a_name_is_taken_while_its_model_loads_and_afterwards(server: SeveralServer) -> None:
     url = server.model("taken", "option.load_s=4", engine="slow")
-    other = server.model("other")
+    second_model = server.model("other")
     with ThreadPoolExecutor(1) as clients:
         loading = clients.submit(server.load, "taken", url)
         wait_until(lambda: server.described("taken").get("status") == "PENDING", "it loads")
-        assert server.load("taken", other).status == 409
+        assert server.load("taken", second_model).status == 409
 
-        asked = server.invoke("taken")
-        assert asked.status == 503 and "PENDING" in error_of(asked)
+        invoked = server.invoke("taken")
+        assert invoked.status == 503 and "PENDING" in error_of(invoked)
         assert loading.result().status == 200
 
     again = server.load("taken", url)
@@ -126,7 +126,7 @@ def test_loads_of_different_models_run_side_by_side(server: SeveralServer) -> No
         name: server.model(name, "option.load_s=2", engine="slow") for name in ("left", "right")
     }
     with ThreadPoolExecutor(2) as clients:
-        loads = [clients.submit(server.load, *each) for each in urls.items()]
+        loads = [clients.submit(server.load, *url) for url in urls.items()]
         wait_until(lambda: len(server.pids("lmi-engine")) == 2, "both load at once")
         assert not any(load.done() for load in loads)
         assert [load.result().status for load in loads] == [200, 200]
@@ -194,11 +194,11 @@ def test_a_strange_name_is_only_a_name(server: SeveralServer, name: str) -> None
     assert server.load(name, server.model("strange")).status == 200
     assert [model["modelName"] for model in server.listed()["models"]] == [name]
 
-    asked = server.post(
+    posted = server.post(
         {"inputs": "abc"}, headers={"x-amzn-sagemaker-custom-attributes": f"model_name={name}"}
     )
 
-    assert asked.status == 200
+    assert posted.status == 200
     assert (
         server.request(
             "DELETE", "/models/" + "".join(f"%{byte:02x}" for byte in name.encode())
@@ -212,7 +212,7 @@ def test_a_model_outside_of_the_store_is_refused(server: SeveralServer, tmp_path
     (server.store / "link").symlink_to(tmp_path / "model")
     (server.store / "file").write_text("")
     server.model("inside")
-    given = {
+    refusals = {
         str(tmp_path / "model"): "leads elsewhere",
         str(server.store / "link"): "leads elsewhere",
         str(server.store / "inside/../../empty"): "leads elsewhere",
@@ -223,7 +223,7 @@ def test_a_model_outside_of_the_store_is_refused(server: SeveralServer, tmp_path
         str(server.store / "missing"): "does not exist",
         str(server.store / "file"): "is not a folder",
     }
-    for url, why in given.items():
+    for url, why in refusals.items():
         answer = server.load("outside", url)
         assert answer.status == 400 and why in error_of(answer), url
         assert str(server.store) not in error_of(answer).replace(url, ""), (
@@ -234,18 +234,18 @@ def test_a_model_outside_of_the_store_is_refused(server: SeveralServer, tmp_path
 
 
 def test_a_model_that_cannot_be_used_is_refused_with_the_cause(server: SeveralServer) -> None:
-    given = {
+    refusals = {
         server.model("no-engine", engine="nonsense"): "option.rolling_batch='nonsense'",
         server.model("broken", engine="broken"): "model.safetensors is cut short",
         server.model("crashing", "retry_threshold=2", engine="crashing"): "the weights are cursed",
         server.model("elsewhere", "option.model_id=/etc"): "/etc",
     }
     (server.store / "hollow").mkdir()
-    given[str(server.store / "hollow")] = "a model's folder has a config.json"
+    refusals[str(server.store / "hollow")] = "a model's folder has a config.json"
     unreadable = server.model("unreadable")
     (Path(unreadable) / "tokenizer.json").write_text("{")
-    given[unreadable] = "tokenizer.json"
-    for number, (url, why) in enumerate(given.items()):
+    refusals[unreadable] = "tokenizer.json"
+    for number, (url, why) in enumerate(refusals.items()):
         answer = server.load(f"bad-{number}", url)
         assert answer.status == 400 and why in error_of(answer), url
 
@@ -259,8 +259,8 @@ def test_a_model_whose_processes_failed_says_why_until_it_is_loaded_afresh(
 ) -> None:
     url = server.model("cursed", "retry_threshold=1", engine="crashing")
     assert server.load("cursed", url).status == 400
-    found = server.described("cursed")
-    assert found["status"] == "FAILED" and "the weights are cursed" in found["reason"]
+    description = server.described("cursed")
+    assert description["status"] == "FAILED" and "the weights are cursed" in description["reason"]
     assert server.ping() == 200
     server.model("cursed")
     assert server.load("cursed", url).status == 200
@@ -363,8 +363,8 @@ def test_a_killed_engine_harms_only_its_model(server: SeveralServer) -> None:
         assert "died 2 times" in server.described("hurt")["reason"]
         assert len(answer.result().lines) == 100, "the other model's answer is whole"
 
-    asked = server.invoke("hurt")
-    assert asked.status == 503 and "FAILED" in error_of(asked)
+    invoked = server.invoke("hurt")
+    assert invoked.status == 503 and "FAILED" in error_of(invoked)
     assert server.ping() == 200 and server.invoke("well").status == 200
 
     restarts = server.request("GET", "/metrics").body.decode()
@@ -384,9 +384,9 @@ def test_a_stream_ends_before_its_model_is_unloaded(server: SeveralServer) -> No
         first = response.readline()
         unloaded = clients.submit(server.unload, "streamed")
         wait_until(lambda: server.invoke("streamed").status == 404, "new requests are refused")
-        rest = response.read().splitlines()
+        further_lines = response.read().splitlines()
 
-        assert first and len(rest) == 99 and "error" not in json.loads(rest[-1])
+        assert first and len(further_lines) == 99 and "error" not in json.loads(further_lines[-1])
         assert unloaded.result().status == 200
 
     assert server.pids("lmi-engine") == []
@@ -528,14 +528,14 @@ def test_each_model_has_adapters_of_its_own(server: SeveralServer) -> None:
 
         assert server.load(name, url).status == 200
 
-    asked = {"name": "late", "src": "more/late"}
-    unclear = server.request("POST", "/adapters", asked)
+    registration = {"name": "late", "src": "more/late"}
+    unclear = server.request("POST", "/adapters", registration)
 
     assert (
         unclear.status == 400
         and "a path below /models/NAME): loaded are 'blue', 'red'" in error_of(unclear)
     )
-    assert server.request("POST", "/models/red/adapters", asked).status == 200
+    assert server.request("POST", "/models/red/adapters", registration).status == 200
 
     for adapter, name, letter in (
         ("late", "red", "c"),
@@ -570,7 +570,7 @@ def test_a_static_adapter_that_cannot_be_loaded_refuses_its_model(server: Severa
 
 
 def test_execution_parameters_are_those_of_all_models_together(server: SeveralServer) -> None:
-    found = []
+    states = []
     for name in (None, "red", "blue"):
         if name is not None:
             assert (
@@ -578,13 +578,13 @@ def test_execution_parameters_are_those_of_all_models_together(server: SeveralSe
                 == 200
             )
 
-        found.append(
+        states.append(
             json.loads(server.request("GET", "/execution-parameters").body)[
                 "MaxConcurrentTransforms"
             ]
         )
 
-    assert found == [1, 3, 6]
+    assert states == [1, 3, 6]
 
 
 def test_lists_of_other_apis_have_every_model(server: SeveralServer) -> None:
@@ -633,12 +633,13 @@ def test_a_front_end_that_dies_takes_no_model_with_it_and_its_half_done_load_is_
 
 def entries(server: SeveralServer) -> list[dict[str, object]]:
     [runtime] = Path(server.environ["TMPDIR"]).glob("lmi-*")
-    found = []
+    records_found = []
     for path in (runtime / "models").glob("*.json"):
-        with suppress(FileNotFoundError):  # the server just removed it
-            found.append(json.loads(path.read_bytes()))
+        # The server just removed it
+        with suppress(FileNotFoundError):
+            records_found.append(json.loads(path.read_bytes()))
 
-    return found
+    return records_found
 
 
 def test_the_memory_of_a_model_returns_when_it_is_unloaded(server: SeveralServer) -> None:
@@ -756,9 +757,8 @@ def test_what_the_code_of_a_model_needs_is_installed_before_it_starts(tmp_path: 
         assert json.loads(server.invoke("whole").body) == {"version": "1.0"}
 
         metrics = server.request("GET", "/metrics").body.decode().splitlines()
-        assert (
-            'lmi_engine_restarts_total{model="whole"} 0.0' in metrics
-        )  # an installation that ends is no restart
+        # An installation that ends is no restart
+        assert 'lmi_engine_restarts_total{model="whole"} 0.0' in metrics
 
         refused = server.load("broken", broken)
         assert refused.status == 400 and b"ERROR: No matching distribution" in refused.body

@@ -193,10 +193,10 @@ def test_each_record_is_one_chunk_and_the_last_byte_ends_a_line(
         connection.sendall(head % (path.encode(), len(data)) + data)
         heard = b"".join(iter(lambda: connection.recv(65536), b""))
 
-    fields, _, rest = heard.partition(b"\r\n\r\n")
+    fields, _, body_heard = heard.partition(b"\r\n\r\n")
     assert len(fields) < 4096 and b"transfer-encoding: chunked" in fields.lower()
 
-    chunks = [chunk for chunk in rest.split(b"\r\n")[1::2] if chunk]
+    chunks = [chunk for chunk in body_heard.split(b"\r\n")[1::2] if chunk]
     assert len(chunks) >= 3 and all(chunk.endswith(b"\n") for chunk in chunks)
 
     for chunk in chunks:
@@ -219,8 +219,8 @@ def test_a_stream_that_finds_no_room_has_a_real_status(server: Server) -> None:
 def test_attributes_that_are_too_long_or_not_ascii_are_left_out_and_the_request_is_served(
     server: Server,
 ) -> None:
-    for given in ("x" * 1025, "caf\xe9"):
-        answer = server.post(ECHO, headers={ATTRIBUTES: given})
+    for attributes in ("x" * 1025, "caf\xe9"):
+        answer = server.post(ECHO, headers={ATTRIBUTES: attributes})
         assert (answer.status, answer.body) == (
             200,
             ANSWER,
@@ -280,11 +280,11 @@ def test_a_formatter_of_user_code_ends_its_stream_with_a_newline(formatting: Ser
 
 
 def test_a_stream_is_ascii_where_that_is_asked_for(formatting: Server) -> None:
-    said = "é漢🎉"
-    body = {"inputs": said, "parameters": {"max_new_tokens": len(said.encode())}, "stream": True}
+    text = "é漢🎉"
+    body = {"inputs": text, "parameters": {"max_new_tokens": len(text.encode())}, "stream": True}
     body["parameters"] |= {"output_formatter": "jsonlines"}  # type: ignore[operator]
     answer = formatting.post(body)
-    assert answer.body.isascii() and answer.lines[-1]["generated_text"] == said
+    assert answer.body.isascii() and answer.lines[-1]["generated_text"] == text
     assert not formatting.post(body | {"parameters": {"output_formatter": "json"}}).body.isascii()
 
 
@@ -308,11 +308,11 @@ def test_a_header_of_user_code_that_is_too_long_is_left_out_with_a_warning(handl
 
     assert answer.body == b"unfinished\n"
 
-    said = [
+    warnings = [
         line for line in handler.log_lines() if "for: 'x-long', 'x-late'" in line.get("message", "")
     ]
 
-    assert len(said) == 2 and said[0]["level"] == "WARNING"
+    assert len(warnings) == 2 and warnings[0]["level"] == "WARNING"
 
 
 def test_attributes_of_user_code_stand_in_place_of_the_client_s(handler: Server) -> None:

@@ -64,8 +64,12 @@ def test_user_code_imports_what_was_installed_before_anything_else(
         answer = json.loads(server.post(REQUEST).body)
         assert answer["version"] == "1.0"
 
-        own = (str(folder), str(COMPAT))  # as Python puts the folder of a script before everything
-        assert next(place for place in answer["path"] if place not in own) == installed
+        # As Python puts the folder of a script before everything
+        own_places = (
+            str(folder),
+            str(COMPAT),
+        )
+        assert next(place for place in answer["path"] if place not in own_places) == installed
 
     assert snapshot(folder) == before
 

@@ -65,8 +65,8 @@ def test_a_file_that_a_control_refuses_ends_the_start_with_its_name(
 
 def test_an_option_in_the_models_own_file_that_runs_code_ends_the_start(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", **{"option.env": "LD_PRELOAD=/opt/ml/model/x.so"})
-    said = str(refused(folder, **environ(folder))["message"])
-    assert said.startswith("option.env (") and "LD_PRELOAD" not in said
+    message = str(refused(folder, **environ(folder))["message"])
+    assert message.startswith("option.env (") and "LD_PRELOAD" not in message
 
 
 def test_controls_that_are_unknown_end_the_start(tmp_path: Path) -> None:
@@ -106,8 +106,12 @@ def test_a_model_is_searched_after_it_was_fetched(tmp_path: Path) -> None:
         files = {path.name: path.read_bytes() for path in demo_folder().iterdir() if path.is_file()}
         hub.publish("someone/model", {**files, name: b""})
         fetched = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
-        given = {"SERVING_LOG_FORMAT": "json", **environ(tmp_path, control, channels=""), **fetched}
-        with launch(Path("someone/model"), given) as server:
+        variables = {
+            "SERVING_LOG_FORMAT": "json",
+            **environ(tmp_path, control, channels=""),
+            **fetched,
+        }
+        with launch(Path("someone/model"), variables) as server:
             assert server.wait(60) == 5
-            said = server.last_words()["message"]
-            assert "/snapshots/" in said and f"/{name}: refused by {control}" in said
+            message = server.last_words()["message"]
+            assert "/snapshots/" in message and f"/{name}: refused by {control}" in message

@@ -103,7 +103,7 @@ def test_ids_that_are_no_ids_make_no_file(server: Server) -> None:
     runtime = Path(server.environ["TMPDIR"])
     opened(server)
     before = sorted(runtime.rglob("*"))
-    for given in (
+    for attributes in (
         "../../x",
         "/etc/passwd",
         "..",
@@ -113,7 +113,7 @@ def test_ids_that_are_no_ids_make_no_file(server: Server) -> None:
         "session.json",
     ):
         for body in (None, {"requestType": "CLOSE"}):
-            answer = ask(server, given, body)
+            answer = ask(server, attributes, body)
             assert (answer.status, json.loads(answer.body)["code"]) == (400, 400)
 
     assert sorted(runtime.rglob("*")) == before
@@ -134,7 +134,8 @@ def test_one_engine_serves_a_session_and_when_it_dies_the_other_does(server: Ser
 
     [slot] = that_served()
     victim = engines[slot].pid
-    os.kill(victim, signal.SIGSTOP)  # it stays away until its successor is wanted
+    # It stays away until its successor is wanted
+    os.kill(victim, signal.SIGSTOP)
     wait_until(lambda: not engines[slot].is_alive, "the engine is taken for silent")
     assert that_served() == [1 - slot]
 

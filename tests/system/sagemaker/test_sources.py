@@ -37,7 +37,8 @@ def publish(hub: HubServer) -> None:
 
 
 def environ(hub: HubServer, tmp_path: Path) -> dict[str, str]:
-    offline = {"HF_HUB_OFFLINE": "0"}  # the tests' servers have it set
+    # The tests' servers have it set
+    offline = {"HF_HUB_OFFLINE": "0"}
     return {
         "HF_ENDPOINT": hub.url,
         "HF_HOME": str(tmp_path / "hf"),

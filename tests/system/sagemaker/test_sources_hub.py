@@ -80,14 +80,14 @@ def reader(hub: HubServer, tmp_path: Path) -> Iterator[Reader]:
 def test_a_hub_id_becomes_a_folder_with_the_files_that_a_server_needs(
     hub: HubServer, reader: Reader
 ) -> None:
-    others = {
+    further_files = {
         "README.md": b"x",
         "model.gguf": b"x",
         "pytorch_model.bin": b"x",
         "original/params.json": b"x",
     }
     code = {"modeling_fox.py": b"x", "consolidated.safetensors": b"x"}
-    commit = hub.publish(ID, model_files() | others | code)
+    commit = hub.publish(ID, model_files() | further_files | code)
     fetch = reader.fetch()
     [folder] = fetch.folders()
 
@@ -125,9 +125,9 @@ def test_a_revision_can_be_named_and_a_cached_commit_asks_nobody(
     hub.publish(ID, model_files(20))
     [folder] = reader.fetch(revision="v1").folders()
     assert len((folder / "model.safetensors").read_bytes()) == 10
-    asked = len(hub.requests)
+    num_requests = len(hub.requests)
     assert reader.fetch(revision=commit).folders() == [folder]
-    assert len(hub.requests) == asked
+    assert len(hub.requests) == num_requests
 
 
 def test_a_new_commit_fetches_only_what_changed(hub: HubServer, reader: Reader) -> None:
@@ -174,11 +174,12 @@ def test_a_download_that_hangs_is_a_warning(hub: HubServer, reader: Reader) -> N
     hub.publish(ID, model_files(1 << 20))
     rule = hub.hold("GET .*/model.safetensors", after=1 << 10)
     fetch = reader.fetch(arguments=(*QUICK, "--log-s", "0.1"))
-    said = re.compile(
+    progress_line = re.compile(
         rf"download of {ID}( is slow: |: no byte came lately, ).* (that )?are missing"
     )
     wait_until(
-        lambda: any(said.fullmatch(line) for line in fetch.lines()), "the log says that it is slow"
+        lambda: any(progress_line.fullmatch(line) for line in fetch.lines()),
+        "the log says that it is slow",
     )
     rule.released.set()
     fetch.folders()
@@ -216,18 +217,18 @@ def test_a_terminal_gets_a_bar_and_no_lines(hub: HubServer, reader: Reader) -> N
     master, slave = pty.openpty()
     fetch = reader.fetch(output=slave, log_format="text", arguments=(*QUICK, "--log-s", "0.1"))
     os.close(slave)
-    shown = b""
+    progress_shown = b""
     with closing(open(master, "rb", buffering=0)) as terminal:
-        while b"2/3" not in shown:
-            shown += terminal.read(4096)
+        while b"2/3" not in progress_shown:
+            progress_shown += terminal.read(4096)
 
         rule.released.set()
         fetch.folders()
-        shown += terminal.read(65536)
+        progress_shown += terminal.read(65536)
 
-    assert f"download {ID}".encode() in shown and b"MB" in shown
-    assert b"files" not in shown
-    assert re.search(rb"\r\x1b\[2K20\S+ \S*INFO\S* [^\n]* is commit ", shown), (
+    assert f"download {ID}".encode() in progress_shown and b"MB" in progress_shown
+    assert b"files" not in progress_shown
+    assert re.search(rb"\r\x1b\[2K20\S+ \S*INFO\S* [^\n]* is commit ", progress_shown), (
         "a line of the log clears the bar first"
     )
 
@@ -239,12 +240,13 @@ def test_a_terminal_gets_lines_from_a_fetch_that_has_no_bar(hub: HubServer, read
         fetch = reader.fetch(output=slave, log_format="text", arguments=(*QUICK, "--no-bar"))
         os.close(slave)
         fetch.folders()
-        shown = b""
-        with suppress(OSError):  # the other end is closed
+        progress_shown = b""
+        # The other end is closed
+        with suppress(OSError):
             while part := terminal.read(65536):
-                shown += part
+                progress_shown += part
 
-    assert b"is in " in shown and b"\x1b[?25l" not in shown
+    assert b"is in " in progress_shown and b"\x1b[?25l" not in progress_shown
 
 
 def wait_for_two_files(fetch: Fetch) -> None:
@@ -310,12 +312,12 @@ def test_a_file_that_a_killed_process_left_is_resumed_by_bytes(
 
 def part_bytes(reader: Reader) -> list[int]:
     """The bytes of each file that is there in part. One may become whole meanwhile."""
-    found = []
+    sizes = []
     for path in reader.storage.rglob("*.incomplete"):
         with suppress(FileNotFoundError):
-            found.append(path.stat().st_size)
+            sizes.append(path.stat().st_size)
 
-    return found
+    return sizes
 
 
 def test_a_hub_that_sends_no_parts_of_files_is_asked_for_the_whole_one(
@@ -398,16 +400,18 @@ def test_a_hub_that_fails_each_fifth_request_is_fetched_whole(
 def test_a_token_does_not_follow_a_file_to_another_host(hub: HubServer, reader: Reader) -> None:
     hub.token = "hf_right"
     hub.publish(ID, model_files())
-    with HubServer() as other:
-        other.publish(ID, model_files())
-        hub.files_at = other.url
+    with HubServer() as second_hub:
+        second_hub.publish(ID, model_files())
+        hub.files_at = second_hub.url
         [folder] = reader.fetch(
-            HF_TOKEN="hf_right", opened_hosts=(other.url.removeprefix("http://"),)
+            HF_TOKEN="hf_right", opened_hosts=(second_hub.url.removeprefix("http://"),)
         ).folders()
 
         assert contents(folder) == model_files()
-        assert [request.rpartition("/")[2] for request in other.requests] == ["model.safetensors"]
-        assert all("authorization" not in head for head in other.headers.values())
+        assert [request.rpartition("/")[2] for request in second_hub.requests] == [
+            "model.safetensors"
+        ]
+        assert all("authorization" not in head for head in second_hub.headers.values())
 
 
 def test_a_hub_cannot_name_a_blob_outside_its_folder(hub: HubServer, reader: Reader) -> None:
@@ -471,8 +475,8 @@ def test_a_hub_that_no_connection_reaches_is_exit_6_after_one_try_and_the_folder
     fetch = reader.fetch("models/qwen3", HF_ENDPOINT="http://127.0.0.1:9", is_adapter=is_adapter)
     failure = fetch.failure()
     assert failure.exit_code == 6
-    said = f"{start} as an id of a hub it cannot be reached: http://127.0.0.1:9: ConnectError"
-    assert failure.message.startswith(said)
+    message = f"{start} as an id of a hub it cannot be reached: http://127.0.0.1:9: ConnectError"
+    assert failure.message.startswith(message)
     assert not any("the next try is in" in line for line in fetch.lines())
 
 
@@ -496,9 +500,9 @@ def test_a_cached_snapshot_is_served_offline_and_nobody_is_asked(
 ) -> None:
     hub.publish(ID, model_files())
     folders = reader.fetch().folders()
-    asked = len(hub.requests)
+    num_requests = len(hub.requests)
     assert reader.fetch(HF_HUB_OFFLINE=1).folders() == folders
-    assert len(hub.requests) == asked
+    assert len(hub.requests) == num_requests
     (folders[0] / "tokenizer.json").unlink()
     failure = reader.fetch(HF_HUB_OFFLINE=1).failure()
     assert f"{folders[0]} has no tokenizer.json" in failure.message
@@ -729,8 +733,8 @@ def test_no_secret_stands_in_log_or_files(hub: HubServer, reader: Reader) -> Non
     hub.token = "hf_secret"
     fetch = reader.fetch(HF_TOKEN="hf_secret")
     fetch.folders()
-    written = [path.read_bytes() for path in fetch.folder.iterdir() if path.is_file()]
-    assert all(b"hf_secret" not in data for data in written)
+    files_written = [path.read_bytes() for path in fetch.folder.iterdir() if path.is_file()]
+    assert all(b"hf_secret" not in data for data in files_written)
 
 
 def test_a_scheme_that_is_not_known_names_those_there_are(reader: Reader) -> None:

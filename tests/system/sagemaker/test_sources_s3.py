@@ -124,9 +124,9 @@ def test_a_gguf_file_is_opened_and_a_second_start_reads_nothing_again(bucket: Bu
     assert (folder / "fox.gguf").read_bytes() == SMALL_FILE
     assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
 
-    asked = len(bucket.s3.requests)
+    num_requests = len(bucket.s3.requests)
     assert bucket.fetch(f"{url}/fox.gguf").folders() == [folder]
-    assert bucket.s3.requests[asked:] == [f"HEAD /{bucket.name}/team/fox.gguf"]
+    assert bucket.s3.requests[num_requests:] == [f"HEAD /{bucket.name}/team/fox.gguf"]
 
 
 def test_a_gguf_file_that_changed_is_opened_anew(bucket: Bucket) -> None:
@@ -181,12 +181,17 @@ def test_an_engine_that_reads_no_gguf_gets_none(bucket: Bucket) -> None:
 
 
 def test_a_prefix_becomes_a_folder_with_the_files_that_a_server_needs(bucket: Bucket) -> None:
-    others = {"README.md": b"x", "pytorch_model.bin": b"x", "model.gguf": b"x", "folder/": b""}
+    further_files = {
+        "README.md": b"x",
+        "pytorch_model.bin": b"x",
+        "model.gguf": b"x",
+        "folder/": b"",
+    }
     adapters = {
         "adapters/en/adapter_config.json": b"{}",
         "adapters/en/adapter_model.safetensors": b"x",
     }
-    url = bucket.put("team/fox", model_files() | others | adapters)
+    url = bucket.put("team/fox", model_files() | further_files | adapters)
     fetch = bucket.fetch(url + "/")
     [folder] = fetch.folders()
     assert contents(folder) == model_files() | adapters
@@ -205,28 +210,28 @@ def test_a_prefix_is_not_that_of_its_namesake(bucket: Bucket) -> None:
 def test_a_second_start_lists_once_and_fetches_only_what_changed(bucket: Bucket) -> None:
     url = bucket.put("fox", model_files())
     [folder] = bucket.fetch(url).folders()
-    asked = len(bucket.s3.requests)
+    num_requests = len(bucket.s3.requests)
 
     assert bucket.fetch(url).folders() == [folder]
-    assert [request.partition("?")[0] for request in bucket.s3.requests[asked:]] == [
+    assert [request.partition("?")[0] for request in bucket.s3.requests[num_requests:]] == [
         f"GET /{bucket.name}"
     ]
 
     bucket.put("fox", {"tokenizer.json": b'{"new": 1}', "chat_template.jinja": b"x"})
     bucket.s3.client.delete_object(Bucket=bucket.name, Key="fox/config.json")
     bucket.put("fox", {"config.json": b"{}"})
-    asked = len(bucket.s3.requests)
+    num_requests = len(bucket.s3.requests)
     [folder] = bucket.fetch(url).folders()
     changed = {"tokenizer.json": b'{"new": 1}', "chat_template.jinja": b"x", "config.json": b"{}"}
     assert contents(folder) == model_files() | changed
 
-    read = {
+    keys_read = {
         request.split("?")[0].rpartition("/")[2]
-        for request in bucket.s3.requests[asked:]
+        for request in bucket.s3.requests[num_requests:]
         if "fox/" in request
     }
 
-    assert read - {""} == set(changed)
+    assert keys_read - {""} == set(changed)
 
 
 def test_an_object_that_is_gone_is_gone_from_the_folder(bucket: Bucket) -> None:
@@ -284,9 +289,9 @@ def test_bytes_that_are_not_those_of_the_etag_are_fetched_once_more_then_exit_4(
     [folder] = bucket.fetch(url).folders()
     assert contents(folder) == model_files()
 
-    other = bucket.put("hare", model_files())
+    second_url = bucket.put("hare", model_files())
     bucket.s3.replace("GET .*/model.safetensors", Answer(206, head, wrong), times=2)
-    failure = bucket.fetch(other).failure()
+    failure = bucket.fetch(second_url).failure()
     assert failure.exit_code == 4
 
     md5 = [hashlib.md5(data).hexdigest() for data in (model_files()["model.safetensors"], wrong)]
@@ -359,12 +364,14 @@ def test_a_killed_fetch_is_resumed_by_object(bucket: Bucket) -> None:
     rule.released.set()
     assert not list(bucket.downloads.glob("*/model")), "nothing counts as whole"
 
-    asked = len(bucket.s3.requests)
+    num_requests = len(bucket.s3.requests)
     [folder] = bucket.fetch(url).folders()
     assert contents(folder) == model_files(1 << 20)
 
     again = [
-        request for request in bucket.s3.requests[asked:] if "fox/" in request.partition("?")[0]
+        request
+        for request in bucket.s3.requests[num_requests:]
+        if "fox/" in request.partition("?")[0]
     ]
 
     assert {request.rpartition("/")[2] for request in again} == {"model.safetensors"}
@@ -414,9 +421,9 @@ def test_an_archive_is_unpacked_whole_and_not_again(bucket: Bucket) -> None:
     )
     assert {path.stat().st_size for path in bucket.downloads.glob("*/blobs/*")} == {0}
 
-    asked = len(bucket.s3.requests)
+    num_requests = len(bucket.s3.requests)
     assert bucket.fetch(*urls).folders() == folders
-    assert [request.split()[0] for request in bucket.s3.requests[asked:]] == ["HEAD"] * 5
+    assert [request.split()[0] for request in bucket.s3.requests[num_requests:]] == ["HEAD"] * 5
 
 
 def test_a_new_archive_replaces_the_old_one(bucket: Bucket) -> None:
@@ -529,10 +536,10 @@ def test_no_credentials_are_said_to_be_missing(bucket: Bucket) -> None:
 def test_a_prefix_or_key_that_is_not_there_names_one_in_another_case(bucket: Bucket) -> None:
     bucket.put("team/Fox", model_files())
     bucket.put_archive("team/Hare.tar.gz", archive(model_files()))
-    for asked, near in (("fox", "Fox"), ("hare.tar.gz", "Hare.tar.gz")):
-        failure = bucket.fetch(f"s3://{bucket.name}/team/{asked}").failure()
+    for key, near in (("fox", "Fox"), ("hare.tar.gz", "Hare.tar.gz")):
+        failure = bucket.fetch(f"s3://{bucket.name}/team/{key}").failure()
         assert failure.exit_code == 4
-        assert f"s3://{bucket.name}/team/{asked}" in failure.message
+        assert f"s3://{bucket.name}/team/{key}" in failure.message
         assert f"s3://{bucket.name}/team/{near}" in failure.message
 
     failure = bucket.fetch(f"s3://{bucket.name}/team/wolf").failure()
@@ -573,8 +580,8 @@ def test_without_a_package_the_extra_that_brings_it_is_named(
     )
     folder = bucket.folder / "bare"
     folder.mkdir()
-    wanted = {"source": f"s3://bucket/{key}", "download_dir": "d"}
-    (folder / "request.json").write_text(json.dumps({"sources": [wanted]}))
+    request_fields = {"source": f"s3://bucket/{key}", "download_dir": "d"}
+    (folder / "request.json").write_text(json.dumps({"sources": [request_fields]}))
     command = [
         sys.executable,
         "-c",
@@ -673,5 +680,5 @@ def test_a_disk_that_gets_full_midway_is_named_and_keeps_no_part(
     for part in (url, str(bucket.downloads), "are needed", "are free", "SERVING_DOWNLOAD_DIR"):
         assert part in failure.message
 
-    left = (bucket.folder / "left").read_text().split()
-    assert not any(name.startswith("model.safetensors") for name in left)
+    files_left = (bucket.folder / "left").read_text().split()
+    assert not any(name.startswith("model.safetensors") for name in files_left)

@@ -78,7 +78,8 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
 
 def test_a_server_installs_what_its_user_code_needs_before_it_starts(tmp_path: Path) -> None:
     folder = needs_a_package(tmp_path / "model", has_wheel=True)
-    for _ in range(2):  # the second start uses what the first installed
+    # The second start uses what the first installed
+    for _ in range(2):
         with launch(folder, environ(tmp_path, HF_HUB_OFFLINE="1")) as server:
             server.wait_ready()
             assert json.loads(server.post({}).body) == {"version": "1.0"}
@@ -197,7 +198,7 @@ def test_a_slow_start_on_sagemaker_warns_once_and_goes_on(
 ) -> None:
     folder = slow_model(tmp_path / "model")
     log = tmp_path / "log"
-    own = {
+    own_environ = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         variable: "x",
@@ -206,7 +207,7 @@ def test_a_slow_start_on_sagemaker_warns_once_and_goes_on(
     with log.open("wb") as output:
         server = subprocess.Popen(
             [sys.executable, "-c", WARNED, "serve", str(folder), "--port", "0"],
-            env=own,
+            env=own_environ,
             stderr=output,
         )
 
@@ -216,7 +217,8 @@ def test_a_slow_start_on_sagemaker_warns_once_and_goes_on(
         if is_warned:
             wait_until(lambda: line in log.read_text(), "it warns")
         else:
-            time.sleep(1.5)  # three times the budget
+            # Three times the budget
+            time.sleep(1.5)
 
         assert log.read_text().count(line) == is_warned and server.poll() is None
     finally:

@@ -288,4 +288,5 @@ def test_ping_is_answered_under_load_and_with_a_stopped_engine(tmp_path: Path) -
 
         assert min(rounds) <= 0.05, rounds
 
-        server.kill()  # the clients of the stopped engine end with it
+        # The clients of the stopped engine end with it
+        server.kill()

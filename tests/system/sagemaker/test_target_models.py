@@ -74,12 +74,12 @@ def test_faults_of_a_target_model_are_model_errors_with_the_containers_words() -
             with pytest.raises(ClientError) as caught:
                 aws.invoke(body, TargetModel=target)
 
-            found = caught.value.response
-            assert (found["Error"]["Code"], found["OriginalStatusCode"]) == (
+            error_response = caught.value.response
+            assert (error_response["Error"]["Code"], error_response["OriginalStatusCode"]) == (
                 "ModelError",
                 status,
-            ), found
-            assert words in found["OriginalMessage"]
+            ), error_response
+            assert words in error_response["OriginalMessage"]
 
         assert server.ping() == 200
 

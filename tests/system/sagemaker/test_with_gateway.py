@@ -81,16 +81,16 @@ def test_a_server_with_keys_serves_its_own_gateway_and_keeps_no_key(tmp_path: Pa
 
 def test_a_gateway_whose_port_is_taken_ends_the_start_with_the_port(tmp_path: Path) -> None:
     write_model(tmp_path)
-    taken = free_port()
+    taken_port = free_port()
     with launch(
-        tmp_path, {"SERVING_WITH_GATEWAY": str(taken), "SERVING_LOG_FORMAT": "json"}
+        tmp_path, {"SERVING_WITH_GATEWAY": str(taken_port), "SERVING_LOG_FORMAT": "json"}
     ) as first:
         first.wait_ready()
         with launch(
-            tmp_path, {"SERVING_WITH_GATEWAY": str(taken), "SERVING_LOG_FORMAT": "json"}
+            tmp_path, {"SERVING_WITH_GATEWAY": str(taken_port), "SERVING_LOG_FORMAT": "json"}
         ) as second:
             assert second.wait(60) == 3
-            assert str(taken) in second.last_words()["message"]
+            assert str(taken_port) in second.last_words()["message"]
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ class Endpoint:
         return self.client.invoke_endpoint(EndpointName="demo", Body=json.dumps(body), **more)
 
     def stream(self, body: dict):
-        asked = {"EndpointName": "demo", "Body": json.dumps(body | {"stream": True})}
-        return self.client.invoke_endpoint_with_response_stream(**asked)
+        arguments = {"EndpointName": "demo", "Body": json.dumps(body | {"stream": True})}
+        return self.client.invoke_endpoint_with_response_stream(**arguments)
 
     def plain(self) -> dict:
         answer = self.invoke(ASKED, CustomAttributes="trace=1", ContentType="application/json")

@@ -28,7 +28,8 @@ class Text(LLMContentHandler):
         return json.dumps({"inputs": prompt, "parameters": model_kwargs, **self.fields}).encode()
 
     def transform_output(self, output):
-        if hasattr(output, "read"):  # a whole answer, else a line of a stream
+        # A whole answer, else a line of a stream
+        if hasattr(output, "read"):
             return json.loads(output.read())["generated_text"]
 
         return json.loads(output)["token"]["text"]

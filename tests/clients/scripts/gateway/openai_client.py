@@ -19,7 +19,7 @@ def visit(url: str) -> dict:
     chat = OpenAI(
         base_url=f"{url}/endpoints/demo/openai/v1", api_key="any", max_retries=0
     ).chat.completions
-    found = {
+    results = {
         "plain": chat.create(**ASKED).choices[0].message.content,
         "streamed": "".join(
             chunk.choices[0].delta.content or "" for chunk in chat.create(**ASKED, stream=True)
@@ -28,9 +28,9 @@ def visit(url: str) -> dict:
     try:
         chat.create(**{**ASKED, "max_tokens": -1})
     except BadRequestError as error:
-        found["refused"] = str(error)
+        results["refused"] = str(error)
 
-    return found
+    return results
 
 
 print(json.dumps([visit(url) for url in sys.argv[1:]]))

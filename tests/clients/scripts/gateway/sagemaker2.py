@@ -5,10 +5,11 @@ each.
 import json
 import sys
 
+# The SDK writes its log to the standard output that it finds
 result, sys.stdout = (
     sys.stdout,
     sys.stderr,
-)  # the SDK writes its log to the standard output that it finds
+)
 
 # ruff: noqa: E402
 import boto3

@@ -6,10 +6,11 @@ import json
 import os
 import sys
 
+# The SDK writes its log to the standard output that it finds
 result, sys.stdout = (
     sys.stdout,
     sys.stderr,
-)  # the SDK writes its log to the standard output that it finds
+)
 
 # ruff: noqa: E402
 from botocore.exceptions import ClientError
@@ -59,7 +60,8 @@ def visited(url: str, location: str) -> dict:
     os.environ["AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"] = os.environ["AWS_ENDPOINT_URL_SAGEMAKER"] = (
         url
     )
-    SageMakerClient.reset()  # which it keeps for the life of the process
+    # Which it keeps for the life of the process
+    SageMakerClient.reset()
     return visit(location)
 
 

@@ -31,9 +31,9 @@ def theirs(blocks: np.ndarray, kind: TensorType) -> np.ndarray:
 @pytest.mark.parametrize("kind", WITH_BLOCKS, ids=lambda kind: kind.name)
 def test_random_blocks_have_the_numbers_that_ggml_gives_them(kind: TensorType) -> None:
     blocks = random_blocks(kind, 1000)
-    ours = dequantise(blocks.reshape(-1), kind)
-    assert ours.dtype == np.float32
-    assert np.array_equal(ours.view(np.uint32), theirs(blocks, kind).view(np.uint32))
+    our_values = dequantise(blocks.reshape(-1), kind)
+    assert our_values.dtype == np.float32
+    assert np.array_equal(our_values.view(np.uint32), theirs(blocks, kind).view(np.uint32))
 
 
 def test_what_is_read_in_parts_is_what_is_read_at_once() -> None:

@@ -18,7 +18,8 @@ from tests.gguf_files import Written, floats, gemma3_file, smollm2_file, write_g
 from tests.tiny_gguf import ARCHITECTURES, write_tiny_gguf
 from tests.tiny_models import tiny_model
 
-ROTATION_ERROR = 1e-6  # of what a file in float32 says of Llama 3's frequencies
+# Of what a file in float32 says of Llama 3's frequencies
+ROTATION_ERROR = 1e-6
 
 
 @pytest.fixture
@@ -35,22 +36,26 @@ def test_a_file_has_the_architecture_and_the_tensors_of_its_checkpoint(
     folder: Path, family: str
 ) -> None:
     theirs = read_facts(str(tiny_model(family))).architecture
-    ours = read_facts(str(folder)).architecture
-    assert theirs is not None and ours is not None
-    if "gemma" in family:  # whose tiny checkpoints have a scale that no file can say
-        theirs = replace(theirs, scale=ours.scale)
-    for one, other in zip(ours.rotaries, theirs.rotaries, strict=True):
-        if one is not None and other is not None:
-            assert one.frequencies == pytest.approx(other.frequencies, rel=ROTATION_ERROR)
-            assert one.factor == other.factor
-    assert replace(ours, rotaries=()) == replace(theirs, rotaries=())
+    our_architecture = read_facts(str(folder)).architecture
+    assert theirs is not None and our_architecture is not None
+    # Whose tiny checkpoints have a scale that no file can say
+    if "gemma" in family:
+        theirs = replace(theirs, scale=our_architecture.scale)
+    for our_rotary, their_rotary in zip(our_architecture.rotaries, theirs.rotaries, strict=True):
+        if our_rotary is not None and their_rotary is not None:
+            assert our_rotary.frequencies == pytest.approx(
+                their_rotary.frequencies, rel=ROTATION_ERROR
+            )
+            assert our_rotary.factor == their_rotary.factor
+    assert replace(our_architecture, rotaries=()) == replace(theirs, rotaries=())
 
     checkpoint = Checkpoint(str(tiny_model(family)))
     tensors = GgufTensors(folder / "model.gguf")
     assert set(tensors) == set(checkpoint.files)
     for name, array in tensors.items():
         expected = checkpoint.read(name)
-        if "gemma" in family and "norm" in name:  # 1 was added to it, and rounded
+        # 1 was added to it, and rounded
+        if "gemma" in family and "norm" in name:
             assert np.abs(array - expected).max() < 1e-7
         else:
             assert np.array_equal(array, expected), name
@@ -63,15 +68,15 @@ def test_every_family_has_names_and_a_configuration() -> None:
 @pytest.mark.parametrize("real_file", [smollm2_file, gemma3_file])
 def test_the_numbers_of_a_real_file_are_those_that_ggml_reads(real_file) -> None:  # type: ignore[no-untyped-def]
     file = real_file()
-    ours = GgufTensors(file)
-    names = {tensor.stored.name: name for name, tensor in ours._tensors.items()}
+    our_tensors = GgufTensors(file)
+    names = {tensor.stored.name: name for name, tensor in our_tensors._tensors.items()}
     stored = read_model(file).tensors
     data = np.memmap(file, np.uint8, "r")
     for name, tensor in stored.items():
         kind = gguf.GGMLQuantizationType[tensor.type.name]
         part = data[tensor.start : tensor.end]
         expected = gguf.dequantize(part, kind).reshape(tensor.shape)
-        array = ours[names[name]]
+        array = our_tensors[names[name]]
         if "norm" in name and "gemma" in str(file):
             assert np.abs(array + 1 - expected).max() < 1e-6
         elif ".attn_q.weight" in name or ".attn_k.weight" in name and "Smol" in str(file):

@@ -32,8 +32,8 @@ FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidd
 @functools.cache
 def library(kind: str) -> Library:
     """The library of a variant, of the sources as they are now."""
-    chosen = os.environ.get("LMI_NATIVE_LIBRARY")
-    return Library(Path(chosen) if chosen else _fresh(kind), kind)
+    library_path = os.environ.get("LMI_NATIVE_LIBRARY")
+    return Library(Path(library_path) if library_path else _fresh(kind), kind)
 
 
 def variants() -> list[str]:

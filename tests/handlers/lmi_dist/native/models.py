@@ -25,14 +25,16 @@ def packed(library: Library, program: Program[Tensor], format: int) -> Program[P
         return library.pack(to_array(tensor), format) if is_packed else to_array(tensor)
 
     operations = []
-    for one in program.operations:
-        tensors = {field.name: getattr(one, field.name) for field in fields(one)}
+    for packed_operation in program.operations:
+        tensors = {
+            field.name: getattr(packed_operation, field.name) for field in fields(packed_operation)
+        }
         forms = {
-            name: form(one, name, value)
+            name: form(packed_operation, name, value)
             for name, value in tensors.items()
             if isinstance(value, Tensor)
         }
-        operations.append(replace(one, **forms))
+        operations.append(replace(packed_operation, **forms))
 
     return replace(program, operations=tuple(operations))
 

@@ -101,8 +101,8 @@ def _attend(x: Tensor, attend: Attend, program: Program[Tensor]) -> Tensor:
 def _rotate(heads: Tensor, rotations: Tensor) -> Tensor:
     cosines, sines = rotations[: heads.shape[1]].double().unbind(1)  # (tokens, num_pairs)
     num_pairs = cosines.shape[1]
-    low, high, rest = heads.split((num_pairs, num_pairs, heads.shape[2] - 2 * num_pairs), dim=2)
-    return torch.cat((low * cosines - high * sines, high * cosines + low * sines, rest), dim=2)
+    low, high, unturned = heads.split((num_pairs, num_pairs, heads.shape[2] - 2 * num_pairs), dim=2)
+    return torch.cat((low * cosines - high * sines, high * cosines + low * sines, unturned), dim=2)
 
 
 def _double(tensor: Tensor | None) -> Tensor | None:

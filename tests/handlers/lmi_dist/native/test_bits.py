@@ -61,15 +61,15 @@ def run_in_pieces(
     tables = [[blocks.pop() for _ in range(num_blocks_of(len(ids)))] for ids in sequences]
     logits: list[list[Tensor]] = [[] for _ in sequences]
     done = [0] * len(sequences)
-    while left := [i for i, ids in enumerate(sequences) if done[i] < len(ids)]:
-        chosen = dice.sample(left, dice.randint(1, len(left)))
+    while unfinished := [i for i, ids in enumerate(sequences) if done[i] < len(ids)]:
+        drawn = dice.sample(unfinished, dice.randint(1, len(unfinished)))
         chunks: list[Chunk] = []
-        for i in chosen:
+        for i in drawn:
             end = min(done[i] + dice.choice([1, 1, 1, 2, 5, 17, 64, 130]), len(sequences[i]))
             chunks.append(chunk(sequences[i], done[i], end, tables[i]))
 
         result = iter(run_step(model, chunks).split([len(piece.token_ids) for piece in chunks]))
-        for i, piece in zip(chosen, chunks, strict=True):
+        for i, piece in zip(drawn, chunks, strict=True):
             logits[i].append(next(result))
             done[i] = piece.end
 
@@ -88,8 +88,8 @@ def test_pieces_neighbours_and_threads_change_no_bit(name: str, format: int) -> 
     table = list(range(num_blocks_of(MAX_TOKENS)))
     expected = [run_whole(alone, ids, table[::-1]) for ids in sequences]
     for num_threads in (1, 2, 3):
-        given = run_in_pieces(model_of(program, format, num_threads), sequences, dice)
-        assert [torch.equal(a, b) for a, b in zip(given, expected, strict=True)] == [
+        results_in_pieces = run_in_pieces(model_of(program, format, num_threads), sequences, dice)
+        assert [torch.equal(a, b) for a, b in zip(results_in_pieces, expected, strict=True)] == [
             True
         ] * NUM_SEQUENCES
 
@@ -101,15 +101,15 @@ def test_every_library_that_this_cpu_can_run_gives_the_same_bits(name: str, form
     ids = random_ids(program, random.Random(1), MAX_TOKENS)
     table = list(range(num_blocks_of(MAX_TOKENS)))
     logits = [run_whole(model_of(program, format, kind=kind), ids, table) for kind in variants()]
-    assert all(torch.equal(other, logits[0]) for other in logits)
+    assert all(torch.equal(sequence_logits, logits[0]) for sequence_logits in logits)
 
 
 def test_bfloat16_weights_give_the_bits_of_float32() -> None:
     program = llama(dtype=torch.bfloat16)
     ids = random_ids(program, random.Random(2), MAX_TOKENS)
     table = list(range(num_blocks_of(MAX_TOKENS)))
-    exact, kept = (run_whole(model_of(program, format), ids, table) for format in (F32, BF16))
-    assert torch.equal(exact, kept)
+    exact, widened = (run_whole(model_of(program, format), ids, table) for format in (F32, BF16))
+    assert torch.equal(exact, widened)
 
 
 @settings(max_examples=20)
@@ -123,8 +123,8 @@ def test_wanted_rows_have_the_bits_that_they_have_among_all(
     table = list(range(num_blocks_of(num_tokens)))
     model, num_logits = model_of(program, F32), min(num_logits, num_tokens)
     whole = run_whole(model, ids, table)
-    wanted = run_step(model, [chunk(ids, 0, num_tokens, table, num_logits)])
-    assert torch.equal(wanted, whole[num_tokens - num_logits :])
+    step_logits = run_step(model, [chunk(ids, 0, num_tokens, table, num_logits)])
+    assert torch.equal(step_logits, whole[num_tokens - num_logits :])
 
 
 def test_a_copied_block_continues_with_the_same_bits() -> None:

@@ -41,7 +41,8 @@ NUM_BLOCKS = 128
 class Cached:
     """A sequence whose first `end` tokens have keys and values in the blocks of `table`."""
 
-    index: int  # among the sequences of a test
+    # Among the sequences of a test
+    index: int
     ids: list[int]
     table: list[int] = field(default_factory=list)
     end: int = 0
@@ -62,7 +63,7 @@ def test_no_batch_no_cut_no_thread_and_no_reuse_changes_a_bit(family: str, kind:
             for index in draw.choices(range(len(sequences)), k=draw.randint(1, 9))
         ]
         copies = seat(draw, batch, states[number])
-        num_reused += sum(one.end > 0 for one in batch)
+        num_reused += sum(sequence.end > 0 for sequence in batch)
         num_compared += check_round(draw, runners[number], batch, copies, expected)
         states[number] = batch
 
@@ -101,20 +102,22 @@ def seat(draw: random.Random, batch: list[Cached], before: list[Cached]) -> list
     """Give every sequence its blocks, with a beginning that an earlier sequence has left. Returns
     blocks to copy.
     """
-    taken = {block for one in before for block in one.table}
-    free = [block for block in range(NUM_BLOCKS) if block not in taken]
+    taken_blocks = {block for sequence in before for block in sequence.table}
+    free = [block for block in range(NUM_BLOCKS) if block not in taken_blocks]
     draw.shuffle(free)
     copies = []
-    for one in batch:
-        source = max(before, key=lambda other: common(one.ids, other.ids), default=None)
+    for sequence in batch:
+        source = max(before, key=lambda other: common(sequence.ids, other.ids), default=None)
         if source is not None and draw.random() < 0.7:
-            one.end = draw.randint(0, min(common(one.ids, source.ids), len(one.ids) - 1))
-            one.table = source.table[: one.end // 64]
-            if one.end % 64:
-                copies.append((source.table[one.end // 64], free[-1]))
+            sequence.end = draw.randint(
+                0, min(common(sequence.ids, source.ids), len(sequence.ids) - 1)
+            )
+            sequence.table = source.table[: sequence.end // 64]
+            if sequence.end % 64:
+                copies.append((source.table[sequence.end // 64], free[-1]))
 
-        while len(one.table) * 64 < len(one.ids):
-            one.table.append(free.pop())
+        while len(sequence.table) * 64 < len(sequence.ids):
+            sequence.table.append(free.pop())
 
     return copies
 
@@ -134,20 +137,20 @@ def check_round(
 ) -> int:
     """Run a batch to its end and compare all logits that were asked for. Returns their number."""
     num_compared = 0
-    while unfinished := [one for one in batch if one.end < len(one.ids)]:
+    while unfinished := [sequence for sequence in batch if sequence.end < len(sequence.ids)]:
         chunks = []
         rows = []
-        for one in draw.sample(unfinished, draw.randint(1, len(unfinished))):
-            ids = one.ids[one.end : one.end + draw.choice(PIECES)]
-            start, one.end = one.end, one.end + len(ids)
+        for sequence in draw.sample(unfinished, draw.randint(1, len(unfinished))):
+            ids = sequence.ids[sequence.end : sequence.end + draw.choice(PIECES)]
+            start, sequence.end = sequence.end, sequence.end + len(ids)
             num_logits = draw.choice([0, 1, len(ids), len(ids)])
-            chunks.append(Chunk(0, start, ids, num_logits, one.table))
-            rows.append(expected[one.index][one.end - num_logits : one.end])
+            chunks.append(Chunk(0, start, ids, num_logits, sequence.table))
+            rows.append(expected[sequence.index][sequence.end - num_logits : sequence.end])
 
         logits = forward(runner, Plan([], chunks, copies))
-        wanted = torch.cat(rows)
-        assert logits.shape == wanted.shape
-        assert torch.equal(logits.view(torch.int32), wanted.view(torch.int32))
-        num_compared, copies = num_compared + len(wanted), []
+        expected_logits = torch.cat(rows)
+        assert logits.shape == expected_logits.shape
+        assert torch.equal(logits.view(torch.int32), expected_logits.view(torch.int32))
+        num_compared, copies = num_compared + len(expected_logits), []
 
     return num_compared

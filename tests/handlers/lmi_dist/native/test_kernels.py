@@ -80,9 +80,9 @@ def check(program: Program[Tensor], ids: list[int], limit: float = 1e-5) -> None
     """The kernels compute what torch computes, in one step of one sequence."""
     ids = [token % program.vocab_size for token in ids]
     exact = logits_of(program, ids)
-    ours = run_whole(model_of(program, len(ids)), ids, table_for(ids))
-    assert ours.shape == exact.shape
-    assert float((ours - exact).abs().max()) <= limit * (1 + float(exact.abs().max()))
+    our_logits = run_whole(model_of(program, len(ids)), ids, table_for(ids))
+    assert our_logits.shape == exact.shape
+    assert float((our_logits - exact).abs().max()) <= limit * (1 + float(exact.abs().max()))
 
 
 @few

@@ -21,7 +21,8 @@ from tests.handlers.lmi_dist.native.models import llama, packed, run_step
 from tests.handlers.lmi_dist.whole_sequence import run
 
 PLAIN = llama(max_length=200)
-MAX_RANK = 16  # so that a row between the two weights has 48 floats
+# So that a row between the two weights has 48 floats
+MAX_RANK = 16
 # the first of these operations
 SHRINK = 2
 LINEAR = 3
@@ -36,33 +37,33 @@ def random_adapter(rank: int, seed: int = 0) -> Adapter[Tensor]:
         return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
 
     weights: list[LowRank[Tensor] | None] = []
-    for one in linears(PLAIN):
-        num_out, num_in = one.weight.shape
-        gate = None if one.gate is None else random(num_out, rank)
+    for linear in linears(PLAIN):
+        num_out, num_in = linear.weight.shape
+        gate = None if linear.gate is None else random(num_out, rank)
         weights.append(LowRank(random(rank, num_in), random(num_out, rank), gate))
 
-    return tuple(one if (place + seed) % 2 else None for place, one in enumerate(weights))
+    return tuple(linear if (place + seed) % 2 else None for place, linear in enumerate(weights))
 
 
 def linears(program: Program[Tensor]) -> list[Linear[Tensor]]:
-    return [one for one in program.operations if isinstance(one, Linear)]
+    return [operation for operation in program.operations if isinstance(operation, Linear)]
 
 
 def merged(adapter: Adapter[Tensor]) -> Program[Tensor]:
     """The program whose weights have the adapter's products in them, in float64."""
     sites = iter(adapter)
     operations = []
-    for one in PLAIN.operations:
-        low = next(sites) if isinstance(one, Linear) else None
-        if isinstance(one, Linear) and low is not None and low.up is not None:
-            weight = one.weight.double() + low.up.double() @ low.down.double()
-            gate = one.gate
+    for operation in PLAIN.operations:
+        low = next(sites) if isinstance(operation, Linear) else None
+        if isinstance(operation, Linear) and low is not None and low.up is not None:
+            weight = operation.weight.double() + low.up.double() @ low.down.double()
+            gate = operation.gate
             if gate is not None and low.gate is not None:
                 gate = gate.double() + low.gate.double() @ low.down.double()
 
-            one = replace(one, weight=weight, gate=gate)
+            operation = replace(operation, weight=weight, gate=gate)
 
-        operations.append(one)
+        operations.append(operation)
 
     return replace(PLAIN, operations=tuple(operations))
 
@@ -77,8 +78,10 @@ def put(model: NativeModel, number: int, adapter: Adapter[Tensor]) -> None:
         return None if weight is None else library(variants()[0]).pack(to_array(weight), F32)
 
     kinds = [
-        None if one is None else LowRank(*map(pack, (one.down, one.up, one.gate)))
-        for one in adapter
+        None
+        if weights_of_site is None
+        else LowRank(*map(pack, (weights_of_site.down, weights_of_site.up, weights_of_site.gate)))
+        for weights_of_site in adapter
     ]
     model.put_adapter(number, tuple(kinds))
 
@@ -168,7 +171,8 @@ def test_a_wrong_weight_of_an_adapter_is_refused(
     with pytest.raises(ValueError, match=says):
         run_step(model, [Chunk(0, 0, [1, 2], 1, [0], 1)])
 
-    run_step(model, [Chunk(0, 0, [1, 2], 1, [0])])  # the adapter is not used
+    # The adapter is not used
+    run_step(model, [Chunk(0, 0, [1, 2], 1, [0])])
 
 
 @pytest.mark.parametrize(

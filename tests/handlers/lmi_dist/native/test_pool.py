@@ -19,12 +19,12 @@ def resident_bytes(array: Array) -> int:
     address = array.ctypes.data
     is_around = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
-        name, _, rest = line.partition(" ")
+        name, _, amount = line.partition(" ")
         if not name.endswith(":"):
             begin, end = (int(bound, 16) for bound in name.split("-"))
             is_around = begin <= address < end
         elif is_around and name == "Rss:":
-            return int(rest.split()[0]) * 1024
+            return int(amount.split()[0]) * 1024
 
     raise AssertionError("the tensor lies in no mapping")
 

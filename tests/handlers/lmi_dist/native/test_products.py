@@ -19,7 +19,8 @@ from torch import Tensor
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
 F32, BF16, INT8 = range(3)
-GROUP = 64  # inputs that share a scale in INT8
+# Inputs that share a scale in INT8
+GROUP = 64
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_RELATIVE_ERROR = 2e-6  # of float32 sums
 
@@ -75,7 +76,8 @@ class Input:
 @dataclass(frozen=True)
 class Packed:
     panels: Panels
-    data: Tensor  # the memory of the panels
+    # The memory of the panels
+    data: Tensor
 
 
 @dataclass(frozen=True)
@@ -212,9 +214,8 @@ def test_a_product_in_8_bits_errs_by_what_rounding_takes(
     inputs = by_group(x)
     weights = by_group(weight)
     input_error = inputs.abs().amax(-1, keepdim=True).expand_as(inputs) / 127 / 2
-    weight_error = (
-        weights.abs().amax(-1, keepdim=True).expand_as(weights) / 127 / 2 * (1 + 2**-7)
-    )  # of a bfloat16 scale
+    # Of a bfloat16 scale
+    weight_error = weights.abs().amax(-1, keepdim=True).expand_as(weights) / 127 / 2 * (1 + 2**-7)
     limit = torch.einsum("rgk,ogk->ro", inputs.abs() + input_error, weights.abs() + weight_error)
     limit -= torch.einsum("rgk,ogk->ro", inputs.abs(), weights.abs())
     exact = x.double() @ weight.double().T
@@ -270,8 +271,8 @@ def test_a_row_has_the_same_bits_by_itself_in_any_batch_and_in_every_build(
         for row in range(num_rows):
             assert torch.equal(bits(products.multiply(packed, input, row)), expected[row:])
             for count in (1, 2, 3):
-                one = products.multiply_one(packed, input, row, count)
-                assert torch.equal(bits(one), expected[row : row + 1])
+                product = products.multiply_one(packed, input, row, count)
+                assert torch.equal(bits(product), expected[row : row + 1])
 
 
 @every
@@ -309,9 +310,8 @@ def test_every_value_of_16_bits_is_packed_exactly(builds: list[Products]) -> Non
 
 def test_float32_is_rounded_to_the_nearest_bfloat16(builds: list[Products]) -> None:
     weight = draw(5000, 1)
-    weight[:4, 0] = torch.tensor(
-        [1.00390625, 1.01171875, 3.4e38, torch.inf]
-    )  # two ties, and above the largest
+    # Two ties, and above the largest
+    weight[:4, 0] = torch.tensor([1.00390625, 1.01171875, 3.4e38, torch.inf])
     for products in builds:
         assert torch.equal(
             products.product(torch.ones(1, 1), weight, BF16)[0], weight[:, 0].bfloat16().float()

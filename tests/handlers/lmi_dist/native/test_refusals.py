@@ -110,6 +110,7 @@ LINEAR = 2
 ATTEND = 3
 GATHER = 12
 HEAD = -1
+# Rows of another number
 BAD_FIELDS: list[tuple[int, str, Any]] = [
     *(
         (op, field, value)
@@ -118,9 +119,7 @@ BAD_FIELDS: list[tuple[int, str, Any]] = [
         for value in (-1, 11)
     ),
     *((op, "kind", value) for op in (EMBED, LINEAR) for value in (-1, 6)),
-    *(
-        (op, field, 5) for op in (NORM, LINEAR, ATTEND) for field in ("input", "output")
-    ),  # rows of another number
+    *((op, field, 5) for op in (NORM, LINEAR, ATTEND) for field in ("input", "output")),
     (EMBED, "output", 5),
     (EMBED, "table", None),
     (EMBED, "table_dtype", 2),
@@ -183,7 +182,8 @@ def test_a_wrong_field_of_an_operation_is_refused(op: int, field: str, value: An
             )
         ),
         ("num_blocks", NUM_BLOCKS + 1),
-        ("num_layers", 3),  # more than the pool has
+        # More than the pool has
+        ("num_layers", 3),
         ("num_heads", 3),
         ("num_heads", 8),
         ("num_kv_heads", 3),
@@ -238,10 +238,11 @@ def test_a_step_that_finds_no_memory_is_refused_and_the_next_one_runs() -> None:
     num_chunks = 3 << 20
     step = [[5] * num_chunks, [0] * num_chunks, [1] * num_chunks, [0] * num_chunks, []]
     model._reserve(num_chunks, 2)
+    # The arrays of the step take 50 MB
     with (
         address_space(55 << 20),
         pytest.raises(ValueError, match="bad_alloc"),
-    ):  # the arrays of the step take 50 MB
+    ):
         model._run_step(StepLists(*step))
 
     model._run_step(StepLists(*VALID))

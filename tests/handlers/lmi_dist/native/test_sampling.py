@@ -55,9 +55,9 @@ def random_sampling(choice: random.Random, vocab_size: int, num: int = 24) -> Sa
         name: numbers.integers(0, vocab_size, sum(sizes[f"num_{name}"]), np.int32)
         for name in ("biased", "banned")
     }
-    seen = [numbers.permutation(vocab_size)[:size] for size in sizes["num_seen"]]
-    sizes["num_seen"] = [len(one) for one in seen]
-    seen_ids = np.concatenate(seen).astype(np.int32)
+    ids_of_rows = [numbers.permutation(vocab_size)[:size] for size in sizes["num_seen"]]
+    sizes["num_seen"] = [len(row_ids) for row_ids in ids_of_rows]
+    seen_ids = np.concatenate(ids_of_rows).astype(np.int32)
     words = -(-vocab_size // 32)
     wishes = new_wishes(
         num,
@@ -101,7 +101,7 @@ def part(sampling: Sampling, places: list[int]) -> Sampling:
         bounds = [
             (ends[place] - sampling.wishes[f"num_{name}"][place], ends[place]) for place in places
         ]
-        return [np.concatenate([one[start:end] for start, end in bounds]) for one in lists]
+        return [np.concatenate([array[start:end] for start, end in bounds]) for array in lists]
 
     biased_ids, biases = own("biased", sampling.biased_ids, sampling.biases)
     seen_ids, counts = own("seen", sampling.seen_ids, sampling.counts)
@@ -161,9 +161,10 @@ def test_wishes_are_fulfilled_as_the_rules_in_numpy_say(vocab_size: int) -> None
         )
         for place in np.flatnonzero(is_chosen):
             num_top = sampling.wishes["num_top"][place]
-            for own in (slice(0, num_top), slice(num_top, None)):
+            for places in (slice(0, num_top), slice(num_top, None)):
                 compare_best(
-                    best_of(sampling, got)[place][own], best_of(sampling, expected)[place][own]
+                    best_of(sampling, got)[place][places],
+                    best_of(sampling, expected)[place][places],
                 )
 
             num_compared += 1
@@ -176,10 +177,13 @@ def compare_best(got: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
     np.testing.assert_allclose(got["score"], expected["score"], rtol=1e-5, atol=2e-5)
     is_tie = (got["score"] == -np.inf) | (np.abs(got["score"] - expected["score"]) < 2e-5)
     assert ((got["token_id"] == expected["token_id"]) | is_tie).all()
-    both, mine, others = np.intersect1d(got["token_id"], expected["token_id"], return_indices=True)
-    assert len(both) >= len(got) - 1  # of two that are equal but for rounding, one may be the last
+    both, mine, theirs_at = np.intersect1d(
+        got["token_id"], expected["token_id"], return_indices=True
+    )
+    # Of two that are equal but for rounding, one may be the last
+    assert len(both) >= len(got) - 1
     for name in ("score", "log_prob"):
-        np.testing.assert_allclose(got[name][mine], expected[name][others], rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(got[name][mine], expected[name][theirs_at], rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("vocab_size", [50, 5000])
@@ -188,7 +192,8 @@ def test_neighbours_and_threads_change_no_bit(vocab_size: int) -> None:
     for _ in range(8):
         sampling = random_sampling(choice, vocab_size, num=60)
         alone = [
-            told(one, fulfil(one))[0] for one in (part(sampling, [place]) for place in range(60))
+            told(part_of_one, fulfil(part_of_one))[0]
+            for part_of_one in (part(sampling, [place]) for place in range(60))
         ]
         for num_threads in (1, 2, 3, 4):
             assert told(sampling, fulfil(sampling, num_threads)) == alone
@@ -204,8 +209,8 @@ def test_every_kind_of_cpu_draws_the_same_bits(kind: str) -> None:
     choice = random.Random(7)
     for _ in range(10):
         sampling = random_sampling(choice, 3001)
-        other = NativeSampler(library(kind), 3001, 1)(sampling)
-        assert told(sampling, other) == told(sampling, fulfil(sampling))
+        further_sampler = NativeSampler(library(kind), 3001, 1)(sampling)
+        assert told(sampling, further_sampler) == told(sampling, fulfil(sampling))
 
 
 def rows(*rows: list[float]) -> Floats:
@@ -262,7 +267,8 @@ def test_wishes_of_any_numbers_are_fulfilled_or_refused(data: st.DataObject) -> 
     sampling.logits[0, 0] = data.draw(FLOATS)
     has_room = 0 <= sampling.num_best < 10_000 and (sampling.wishes["num_top"] >= 0).all()
     if not has_room:
-        return  # the answers are as many as the wishes say, so native code is not asked
+        # The answers are as many as the wishes say, so native code is not asked
+        return
 
     try:
         fulfil(sampling, 2)

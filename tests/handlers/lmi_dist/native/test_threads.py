@@ -47,7 +47,8 @@ def helpers() -> list[Path]:
 def name_of(task: Path) -> str:
     try:
         return (task / "comm").read_text()
-    except OSError:  # another thread of this process, which has ended meanwhile
+    except OSError:
+        # Another thread of this process, which has ended meanwhile
         return ""
 
 
@@ -123,7 +124,8 @@ def fork_and_run() -> None:
     until(lambda: len(helpers()) == 2)
     child = os.fork()
     if child == 0:
-        signal.alarm(DEADLINE_S // 2)  # ends a child that waits for threads that it does not have
+        # Ends a child that waits for threads that it does not have
+        signal.alarm(DEADLINE_S // 2)
         is_right = helpers() == [] and torch.equal(logits_of(model), expected)
         until(lambda: len(helpers()) == 2)
         os._exit(0 if is_right else 1)
@@ -141,9 +143,8 @@ def run_where_no_thread_can_begin() -> None:
     model = model_with(8)
     num_before = len(os.listdir("/proc/self/task"))
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(
-        resource.RLIMIT_AS, (used + (4 << 20), resource.RLIM_INFINITY)
-    )  # a thread's stack is larger
+    # A thread's stack is larger
+    resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), resource.RLIM_INFINITY))
     assert torch.equal(logits_of(model), expected)
     assert len(os.listdir("/proc/self/task")) == num_before
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

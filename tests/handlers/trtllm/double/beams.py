@@ -13,8 +13,10 @@ from torch import Tensor
 class Beam:
     tokens: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
-    rows: tuple[Tensor, ...] = ()  # the logits from which its tokens were chosen
-    reason: Any = None  # a FinishReason once it has ended
+    # The logits from which its tokens were chosen
+    rows: tuple[Tensor, ...] = ()
+    # A FinishReason once it has ended
+    reason: Any = None
 
     @property
     def sum(self) -> float:
@@ -41,7 +43,9 @@ class BeamSearch:
         after all rules.
         """
         candidates = [
-            one for beam in self.running for one in self._continued(beam, *row_after(beam.tokens))
+            candidate
+            for beam in self.running
+            for candidate in self._continued(beam, *row_after(beam.tokens))
         ]
         candidates.sort(key=lambda beam: beam.sum, reverse=True)
         best = candidates[: self.width]

@@ -21,10 +21,12 @@ from tests.handlers.trtllm.double.knobs import Knobs, current
 from tests.handlers.trtllm.double.prefixes import Prefixes
 from tests.handlers.trtllm.double.responses import Channel, Death, News, Refusal, deliver
 
-IDLE_S = 0.02  # after which an idle engine looks at the knobs
+# After which an idle engine looks at the knobs
+IDLE_S = 0.02
 MAX_STATS = 1000
 
-RANK = "double-rank"  # as top and ps show it
+# As top and ps show it
+RANK = "double-rank"
 # It ends with the process that started it, as Open MPI's daemon sees to.
 WORKER = (
     f"import sys; open('/proc/self/comm', 'w').write('{RANK}'); print(flush=True); sys.stdin.read()"
@@ -47,7 +49,8 @@ class Engine:
         keeps_stats: bool,
         num_ranks: int,
     ) -> None:
-        self.error: Exception | None = None  # of which the engine died
+        # Of which the engine died
+        self.error: Exception | None = None
         self.stats: deque[dict[str, Any]] = deque(maxlen=MAX_STATS)
         self._max_batch_size = max_batch_size
         self._stream_interval = stream_interval
@@ -81,13 +84,13 @@ class Engine:
     def abort(self, request_id: int) -> bool:
         """Cancel a request with the next step. Returns False if it has ended."""
         with self._lock:
-            found = [one for one in self._queue + self._active if one.id == request_id]
-            for job in found:
+            jobs = [queued for queued in self._queue + self._active if queued.id == request_id]
+            for job in jobs:
                 job.is_cancelled = True
 
             self._lock.notify()
 
-        return bool(found)
+        return bool(jobs)
 
     def close(self) -> None:
         with self._lock:
@@ -134,7 +137,7 @@ class Engine:
         with self._lock:
             self.error = error
             channels = [job.channel for job in self._queue + self._active] + [
-                one for one, _ in self._refused
+                refused_channel for refused_channel, _ in self._refused
             ]
             self._queue = []
             self._active = []
@@ -156,7 +159,8 @@ class Engine:
             for job in active:
                 for _ in range(knobs.tokens_per_step):
                     job.advance(knobs)
-        except Exception as error:  # a step fails for every request in it
+        except Exception as error:
+            # A step fails for every request in it
             log.exception("a step failed")
             news += self._fail(active, str(error))
         else:
@@ -170,7 +174,7 @@ class Engine:
     def _cancelled(self, knobs: Knobs) -> list[tuple[Channel, News]]:
         """End the requests that were cancelled, in the way that the knobs say."""
         due = []
-        for job in [one for one in self._queue + self._active if one.is_cancelled]:
+        for job in [news for news in self._queue + self._active if news.is_cancelled]:
             job.cancelled_at = job.cancelled_at or self._num_steps
             if (
                 knobs.finish_after_abort == "late"
@@ -184,7 +188,7 @@ class Engine:
         if knobs.finish_after_abort == "never":
             return []
 
-        return [(job.channel, one) for job in due for one in job.cancelled()]
+        return [(job.channel, news) for job in due for news in job.cancelled()]
 
     def _admitted(self) -> list[tuple[Channel, News]]:
         """Begin the first requests of the queue that find slots. Only one beam width runs at a
@@ -204,8 +208,8 @@ class Engine:
         return news
 
     def _fits(self, job: Job) -> bool:
-        num_taken = sum(one.num_slots for one in self._active)
-        is_alike = all(one.width == job.width for one in self._active)
+        num_taken = sum(active_job.num_slots for active_job in self._active)
+        is_alike = all(active_job.width == job.width for active_job in self._active)
         return is_alike and (not self._active or num_taken + job.num_slots <= self._max_batch_size)
 
     def _guide(self, job: Job) -> Guide | None:
@@ -218,9 +222,9 @@ class Engine:
     def _told(self, active: Iterable[Job], knobs: Knobs) -> list[tuple[Channel, News]]:
         news: list[tuple[Channel, News]]
         news = [
-            (job.channel, one)
+            (job.channel, news_item)
             for job in active
-            for one in job.news(self._stream_interval, knobs.tokens_per_step)
+            for news_item in job.news(self._stream_interval, knobs.tokens_per_step)
         ]
         self._forget([job for job in active if job.is_over])
         return news[::-1] if knobs.is_reversed else news
@@ -235,10 +239,12 @@ class Engine:
             for job in jobs:
                 if job in self._active:
                     self._active.remove(job)
-                    longest = max((one.tokens for one in job.sequences), key=len, default=[])
+                    longest = max(
+                        (sequence.tokens for sequence in job.sequences), key=len, default=[]
+                    )
                     self._prefixes.note(job.cache_key, [*job.prompt, *longest][:-1])
                 else:
-                    self._queue = [one for one in self._queue if one is not job]
+                    self._queue = [sequence for sequence in self._queue if sequence is not job]
 
     def _note(self, active: list[Job], num_context: int, started: float, knobs: Knobs) -> None:
         stats = {
@@ -249,13 +255,13 @@ class Engine:
             "numQueuedRequests": len(self._queue),
             "numCompletedRequests": len(active) - len(self._active),
             "maxNumActiveRequests": self._max_batch_size,
-            "kvCacheStats": self._prefixes.stats(sum(len(one.prompt) for one in self._active)),
+            "kvCacheStats": self._prefixes.stats(sum(len(job.prompt) for job in self._active)),
             "inflightBatchingStats": {
                 "numScheduledRequests": len(active),
                 "numContextRequests": num_context,
                 "numGenRequests": len(active) - num_context,
                 "numPausedRequests": 0,
-                "numCtxTokens": sum(len(one.prompt) for one in active if one.num_iterations == 1),
+                "numCtxTokens": sum(len(job.prompt) for job in active if job.num_iterations == 1),
                 "microBatchId": 0,
                 "avgNumDecodedTokensPerIter": float(knobs.tokens_per_step),
             },
@@ -271,5 +277,6 @@ def _new_worker() -> subprocess.Popen[bytes]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
     assert worker.stdout is not None
-    worker.stdout.readline()  # just after its start a process has no command line yet
+    # Just after its start a process has no command line yet
+    worker.stdout.readline()
     return worker

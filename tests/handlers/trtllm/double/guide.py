@@ -83,4 +83,4 @@ def _schema_of(given: Any) -> str:
 def is_any(params: Any) -> bool:
     """Whether GuidedDecodingParams ask for a structure."""
     texts = (params.json, params.regex, params.grammar, params.structural_tag)
-    return params.json_object or any(one is not None for one in texts)
+    return params.json_object or any(text is not None for text in texts)

@@ -33,7 +33,8 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[Any] = field(default_factory=list)
     sum: float = 0.0
-    rows: list[Tensor] = field(default_factory=list)  # the logits from which its tokens were chosen
+    # The logits from which its tokens were chosen
+    rows: list[Tensor] = field(default_factory=list)
     outputs: dict[str, list[Tensor]] = field(default_factory=dict)
     reason: Finish = Finish.NOT_FINISHED
     num_sent: int = 0
@@ -64,8 +65,10 @@ class Job:
     make_log_prob: Callable[..., Any]
     adapter: Tensor | None = None
     cache_key: tuple[Any, ...] = ()
-    knows_chosen_only: bool = False  # the sampler reports no other token's log-prob
-    overlaps: bool = False  # a processor does not see the last token yet
+    # The sampler reports no other token's log-prob
+    knows_chosen_only: bool = False
+    # A processor does not see the last token yet
+    overlaps: bool = False
     sequences: list[Sequence] = field(default_factory=list)
     search: BeamSearch | None = None
     num_cached: int = 0
@@ -89,17 +92,17 @@ class Job:
         if self.search is not None:
             return self.search.is_over
 
-        return all(one.is_over for one in self.sequences)
+        return all(sequence.is_over for sequence in self.sequences)
 
     @property
     def wants_log_probs(self) -> bool:
-        asked = self.params.logprobs
-        return bool(asked) if self.line.is_zero_log_probs_none else asked is not None
+        num_asked = self.params.logprobs
+        return bool(num_asked) if self.line.is_zero_log_probs_none else num_asked is not None
 
     @property
     def wants_prompt_log_probs(self) -> bool:
-        asked = self.params.prompt_logprobs
-        return bool(asked) if self.line.is_zero_log_probs_none else asked is not None
+        num_asked = self.params.prompt_logprobs
+        return bool(num_asked) if self.line.is_zero_log_probs_none else num_asked is not None
 
     def begin(self, guide: Callable[[], Guide | None], shared: torch.Generator | None) -> None:
         """`shared` draws for every request without a seed, where the sampler does not take seed 0
@@ -173,8 +176,14 @@ class Job:
         place for good.
         """
         logits = self.model.logits(tokens, self.adapter)
-        given = self.params.logits_processor
-        processors = given if isinstance(given, list) else [] if given is None else [given]
+        processors_given = self.params.logits_processor
+        processors = (
+            processors_given
+            if isinstance(processors_given, list)
+            else []
+            if processors_given is None
+            else [processors_given]
+        )
         is_behind = self.overlaps and len(tokens) > len(self.prompt)
         for processor in processors:
             processor(
@@ -192,7 +201,9 @@ class Job:
 
         everything = [*self.prompt, *tokens]
         words = (
-            [] if self.params.ignore_eos else [[one] for one in self.params.stop_token_ids or ()]
+            []
+            if self.params.ignore_eos
+            else [[token_id] for token_id in self.params.stop_token_ids or ()]
         )
         if any(everything[len(everything) - len(word) :] == word for word in words):
             return Finish.STOP_WORDS
@@ -214,11 +225,11 @@ class Job:
         if self.knows_chosen_only:
             return report(logits, 0, token, self.make_log_prob)
 
-        chosen = None if knobs.chosen_log_prob == "missing" else token
+        value = None if knobs.chosen_log_prob == "missing" else token
         return report(
             logits,
             self.params.logprobs,
-            chosen,
+            value,
             self.make_log_prob,
             is_first=self.line.is_chosen_first,
         )
@@ -227,8 +238,8 @@ class Job:
 
     @property
     def output_names(self) -> list[str]:
-        asked = self.params.additional_model_outputs or []
-        return [one if isinstance(one, str) else one.name for one in asked]
+        outputs_asked = self.params.additional_model_outputs or []
+        return [output if isinstance(output, str) else output.name for output in outputs_asked]
 
     def _output(self, name: str, tokens: list[int]) -> Tensor:
         """A row of one of the model's outputs. Raises KeyError for others, which fails the step."""
@@ -260,9 +271,11 @@ class Job:
             return self._beam_news(interval)
 
         due = [
-            one for one in self.sequences if one.has_news and self._is_due(one.is_over, interval)
+            sequence
+            for sequence in self.sequences
+            if sequence.has_news and self._is_due(sequence.is_over, interval)
         ]
-        return [self._response(one, num_new) for one in due]
+        return [self._response(sequence, num_new) for sequence in due]
 
     def _is_due(self, is_over: bool, interval: int) -> bool:
         return is_over or (
@@ -274,7 +287,7 @@ class Job:
         new = sequence.tokens[sequence.num_sent :]
         sequence.num_sent = len(sequence.tokens)
         sequence.is_told = sequence.is_over
-        is_final = all(one.is_told for one in self.sequences)
+        is_final = all(job_sequence.is_told for job_sequence in self.sequences)
         response = Response(sequence.index, [new], [sequence.reason], is_final)
         if self.wants_log_probs:
             response.log_probs = [list(sequence.log_probs)]
@@ -335,9 +348,8 @@ class Job:
         if self.wants_prompt_log_probs:
             response.prompt_log_probs = self._prompt_log_probs(first_token)
 
-        if (
-            "hidden_states" in self.output_names
-        ):  # the only output with a row for each token of the prompt
+        # The only output with a row for each token of the prompt
+        if "hidden_states" in self.output_names:
             response.context_outputs = {
                 "hidden_states": torch.stack(list(map(self.model.hidden_state, self._context())))
             }
@@ -350,7 +362,11 @@ class Job:
                 "first_scheduled_time": self.scheduled,
                 "first_token_time": self.first,
             }
-            times = {name: timedelta(seconds=one) for name, one in names.items() if one is not None}
+            times = {
+                name: timedelta(seconds=seconds)
+                for name, seconds in names.items()
+                if seconds is not None
+            }
             now = timedelta(seconds=time.monotonic())
             response.perf_metrics = SimpleNamespace(
                 timing_metrics=SimpleNamespace(**times, last_token_time=now)
@@ -365,10 +381,11 @@ class Job:
             ]
             responses = [Response(0, tokens, [Finish.CANCELLED] * len(tokens), is_final=True)]
         else:
-            told = {one.index for one in self.sequences if one.is_told}
-            left = [index for index in range(self.params.best_of) if index not in told]
+            told_indices = {sequence.index for sequence in self.sequences if sequence.is_told}
+            untold = [index for index in range(self.params.best_of) if index not in told_indices]
             responses = [
-                Response(one, [[]], [Finish.CANCELLED], is_final=one == left[-1]) for one in left
+                Response(sequence, [[]], [Finish.CANCELLED], is_final=sequence == untold[-1])
+                for sequence in untold
             ]
 
         for response in responses:

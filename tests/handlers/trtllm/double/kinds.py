@@ -16,14 +16,14 @@ def is_dataclass(facts: Facts, short_name: str) -> bool:
     """Whether a class is a plain one that a strict model names as the type of a field. It is text
     too.
     """
-    found = [fact for name, fact in facts.classes.items() if name.endswith(f".{short_name}")]
-    if not found or is_written(found[0]) or found[0].methods:
+    matching = [fact for name, fact in facts.classes.items() if name.endswith(f".{short_name}")]
+    if not matching or is_written(matching[0]) or matching[0].methods:
         return False
 
     types = [
-        one.annotation or ""
+        parameter.annotation or ""
         for fact in facts.classes.values()
         if is_written(fact)
-        for one in fact.parameters
+        for parameter in fact.parameters
     ]
     return any(short_name in re.findall(r"\w+", text) for text in types)

@@ -24,27 +24,33 @@ VARIABLE = "LMI_TRTLLM_DOUBLE"
 class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The defaults are those of a sound engine."""
 
-    step_s: float = 0.0005  # the least time of a step
-    is_reversed: bool = False  # the requests of a step are told in reverse
-    tokens_per_step: int = 1  # more than one where drafts are accepted
-    has_workers: bool = (
-        False  # a process for each rank, as MPI starts them; the engine falls silent when one ends
-    )
-    start_error: str = ""  # the reason for which a start fails
+    # The least time of a step
+    step_s: float = 0.0005
+    # The requests of a step are told in reverse
+    is_reversed: bool = False
+    # More than one where drafts are accepted
+    tokens_per_step: int = 1
+    # A process for each rank, as MPI starts them; the engine falls silent when one ends
+    has_workers: bool = False
+    # The reason for which a start fails
+    start_error: str = ""
     finish_after_abort: Literal["next step", "late", "never"] = "next step"
     late_steps: int = 50
-    dies: str = ""  # the reason for which the engine ends now
+    # The reason for which the engine ends now
+    dies: str = ""
     dies_after_steps: int | None = None
-    hangs: bool = False  # it makes no step and reports nothing
-    error_budget: int | None = None  # failed requests that the engine survives; None: any number
-    end_token: Literal["kept", "dropped", "dropped whole"] = "kept"  # "dropped": its log-prob stays
-    log_prob_form: Literal["dicts", "floats"] = (
-        "dicts"  # of each position: its best tokens, or only the chosen one's
-    )
-    chosen_log_prob: Literal["there", "missing"] = (
-        "there"  # missing if the token is not among the asked best
-    )
-    missing_stats: tuple[str, ...] = ()  # parts of the statistics that are absent
+    # It makes no step and reports nothing
+    hangs: bool = False
+    # Failed requests that the engine survives; None: any number
+    error_budget: int | None = None
+    # "dropped": its log-prob stays
+    end_token: Literal["kept", "dropped", "dropped whole"] = "kept"
+    # Of each position: its best tokens, or only the chosen one's
+    log_prob_form: Literal["dicts", "floats"] = "dicts"
+    # Missing if the token is not among the asked best
+    chosen_log_prob: Literal["there", "missing"] = "there"
+    # Parts of the statistics that are absent
+    missing_stats: tuple[str, ...] = ()
 
 
 def current() -> Knobs:

@@ -43,20 +43,23 @@ LATER_LORA_MODULES = {
 @dataclass(frozen=True)
 class Line:
     name: str  # of its facts
-    version: str  # of the package that the double writes
-    long_prompt: Literal[
-        "ValueError", "RequestError"
-    ]  # over max_num_tokens without chunked prefill
+    # Of the package that the double writes
+    version: str
+    # Over max_num_tokens without chunked prefill
+    long_prompt: Literal["ValueError", "RequestError"]
     samplers: frozenset[str]  # values of sampler_type
-    ignored: frozenset[str] = field(default=frozenset())  # what the Torch sampler drops silently
-    is_zero_log_probs_none: bool = False  # logprobs=0 and prompt_logprobs=0 ask for nothing
-    is_chosen_first: bool = True  # in the dict of a position's log-probs; else behind the best
-    has_prompt_tokens: bool = (
-        True  # a row of prompt_logprobs has its own token, even if it is not among the best
-    )
+    # What the Torch sampler drops silently
+    ignored: frozenset[str] = field(default=frozenset())
+    # logprobs=0 and prompt_logprobs=0 ask for nothing
+    is_zero_log_probs_none: bool = False
+    # In the dict of a position's log-probs; else behind the best
+    is_chosen_first: bool = True
+    # A row of prompt_logprobs has its own token, even if it is not among the best
+    has_prompt_tokens: bool = True
     max_beam_log_probs: int = 0
     guides_without_backend: Literal["ignored", "refused"] = "refused"
-    has_cpp_beams: bool = False  # `auto` is the C++ sampler where there are beams
+    # `auto` is the C++ sampler where there are beams
+    has_cpp_beams: bool = False
     get_default_trtllm_modules_to_hf_modules: Mapping[str, str] = field(
         default_factory=lambda: LORA_MODULES | LATER_LORA_MODULES
     )

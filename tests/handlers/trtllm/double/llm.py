@@ -41,7 +41,8 @@ class LLM:
     arguments by name.
     """
 
-    _maker: Any  # of the package's classes
+    # Of the package's classes
+    _maker: Any
 
     def _begin(self, arguments: dict[str, Any]) -> None:
         """Check the arguments and load the model, as the constructor does."""
@@ -119,8 +120,8 @@ class LLM:
 
     @cached_property
     def _is_torch_sampler(self) -> bool:
-        given = self.args.sampler_type
-        name = str(getattr(given, "value", given))
+        sampler_type = self.args.sampler_type
+        name = str(getattr(sampler_type, "value", sampler_type))
         return name == "TorchSampler" or (
             name == "auto" and not (self._maker.line.has_cpp_beams and self._max_width > 1)
         )
@@ -146,7 +147,8 @@ class LLM:
         channel = Channel()
         request_id = next(self._ids)
         output = self._maker.made("RequestOutput")._of(request_id, params, channel, engine.abort)
-        copy = pickle.loads(pickle.dumps(params))  # the worker's, in another process
+        # The worker's, in another process
+        copy = pickle.loads(pickle.dumps(params))
         try:
             engine.submit(self._job(request_id, prompt, copy, channel, more))
         except Exception as error:

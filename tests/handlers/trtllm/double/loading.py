@@ -15,9 +15,8 @@ from tests.handlers.trtllm.double.package import write_double
 
 PACKAGES = ("tensorrt_llm", "handlers.lmi_trtllm")
 
-_loaded: list[
-    dict[str, ModuleType]
-] = []  # the modules of each double that is open; the last one's are importable
+# The modules of each double that is open; the last one's are importable
+_loaded: list[dict[str, ModuleType]] = []
 
 
 @contextmanager
@@ -60,9 +59,10 @@ def _close(modules: dict[str, ModuleType]) -> None:
         _loaded.pop()
         _put(_loaded[-1])
     else:
-        _loaded[:] = [one for one in _loaded if one is not modules]
+        _loaded[:] = [modules_loaded for modules_loaded in _loaded if modules_loaded is not modules]
 
-    if len(_loaded) == 1:  # what was there before any double
+    # What was there before any double
+    if len(_loaded) == 1:
         _loaded.clear()
 
 
@@ -71,7 +71,7 @@ def _taken() -> dict[str, ModuleType]:
     names = [
         name
         for name in sys.modules
-        if name.startswith(tuple(f"{one}." for one in PACKAGES)) or name in PACKAGES
+        if name.startswith(tuple(f"{package}." for package in PACKAGES)) or name in PACKAGES
     ]
     parent = sys.modules.get("handlers")
     if parent is not None and hasattr(parent, "lmi_trtllm"):

@@ -70,31 +70,33 @@ class Maker:
                 short_name, (vars(sys.modules["builtins"])[base],), {"__module__": fact.module}
             )
 
-        known = fact.names | fact.keywords
+        names_known = fact.names | fact.keywords
         body: dict[str, Any] = {
-            one: value
-            for one, value in vars(behaviour).items()
-            if one in known or (one[0] == "_" and one not in HIDDEN)
+            field_name: value
+            for field_name, value in vars(behaviour).items()
+            if field_name in names_known or (field_name[0] == "_" and field_name not in HIDDEN)
         }
-        for method, one in fact.methods.items():
+        for method, field_name in fact.methods.items():
             if method in body and not method.startswith("__"):
-                body[method] = _with_signature(one.signature, body[method])
+                body[method] = _with_signature(field_name.signature, body[method])
 
         body |= {
             "__module__": fact.module,
             "__qualname__": short_name,
             "_maker": self,
-            "_known": known,
+            "_known": names_known,
         }
         if short_name != "RequestOutput":
             body["__init__"] = _constructor(self.facts.signature(name), short_name)
 
         body["__setattr__"] = _refuse_unknown
-        made = type(short_name, (), body)
-        for inner in (one for one in self.facts.classes if one.startswith(f"{name}.")):
-            setattr(made, inner.rpartition(".")[2], self.made(inner.rpartition(".")[2]))
+        new_class = type(short_name, (), body)
+        for inner in (
+            field_name for field_name in self.facts.classes if field_name.startswith(f"{name}.")
+        ):
+            setattr(new_class, inner.rpartition(".")[2], self.made(inner.rpartition(".")[2]))
 
-        return made
+        return new_class
 
 
 HIDDEN = {
@@ -110,13 +112,13 @@ HIDDEN = {
 
 def _constructor(signature: Signature, name: str) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **more: Any) -> None:
-        given = _bound(signature, name, args, more)
+        bound_arguments = _bound(signature, name, args, more)
         if hasattr(self, "_begin"):
-            self._begin(given)
+            self._begin(bound_arguments)
             return
 
-        for one, value in given.items():
-            setattr(self, one, value)
+        for parameter_name, value in bound_arguments.items():
+            setattr(self, parameter_name, value)
 
         if hasattr(self, "__post_init__"):
             self.__post_init__()
@@ -130,9 +132,9 @@ def _with_signature(signature: Signature, function: Callable[..., Any]) -> Calla
         return function
 
     def method(self: Any, *args: Any, **more: Any) -> Any:
-        given = _bound(signature, function.__name__, (self, *args), more)
-        del given["self"]
-        return function(self, **given)
+        bound_arguments = _bound(signature, function.__name__, (self, *args), more)
+        del bound_arguments["self"]
+        return function(self, **bound_arguments)
 
     method.__signature__ = signature  # type: ignore[attr-defined]
     return method
@@ -146,14 +148,14 @@ def _bound(
     except TypeError as error:
         raise TypeError(f"{name}() {error}") from None
 
-    given = dict(bound.arguments)
-    for one, parameter in signature.parameters.items():
-        if one not in given and parameter.default is not Parameter.empty:
-            given[one] = (
+    arguments_given = dict(bound.arguments)
+    for parameter_name, parameter in signature.parameters.items():
+        if parameter_name not in arguments_given and parameter.default is not Parameter.empty:
+            arguments_given[parameter_name] = (
                 None if isinstance(parameter.default, Expression) else deepcopy(parameter.default)
             )
 
-    return given
+    return arguments_given
 
 
 def _refuse_unknown(self: Any, name: str, value: object) -> None:

@@ -17,9 +17,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-WIDTH = 24  # of the hidden state
-NUM_RECENT = 6  # tokens on which the next one depends
-SCALE = 0.8  # of the logits: the best token is clear, and others are drawn too
+# Of the hidden state
+WIDTH = 24
+# Tokens on which the next one depends
+NUM_RECENT = 6
+# Of the logits: the best token is clear, and others are drawn too
+SCALE = 0.8
 MAX_ADAPTER_SCALE = 4.0
 KNOWN = (
     "Llama",
@@ -71,7 +74,7 @@ def read_adapter(folder: Path, max_rank: int, vocab_size: int) -> Tensor:
         raise ValueError(f"LoRA rank {config['r']} is greater than max_lora_rank {max_rank}")
 
     weights = load_file(folder / "adapter_model.safetensors")
-    size = sum(float(one.abs().mean()) for name, one in weights.items() if "lora_B" in name)
+    size = sum(float(weight.abs().mean()) for name, weight in weights.items() if "lora_B" in name)
     digest = zlib.crc32(b"".join(weights[name].numpy().tobytes() for name in sorted(weights)))
     noise = torch.randn(vocab_size, generator=torch.Generator().manual_seed(digest))
     return noise * min(MAX_ADAPTER_SCALE, 10 * size)
@@ -85,14 +88,14 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
 
 def end_id_of(folder: Path) -> int | None:
     """The end token of a model's tokenizer, or of its configuration."""
-    named = _read_json(folder / "tokenizer_config.json").get("eos_token")
-    text = named["content"] if isinstance(named, dict) else named
+    eos_token = _read_json(folder / "tokenizer_config.json").get("eos_token")
+    text = eos_token["content"] if isinstance(eos_token, dict) else eos_token
     tokenizer = read_tokenizer(folder)
     if text and tokenizer is not None and (token_id := tokenizer.token_to_id(text)) is not None:
         return token_id
 
-    given = _read_json(folder / "config.json").get("eos_token_id")
-    return given[0] if isinstance(given, list) else given
+    eos_ids = _read_json(folder / "config.json").get("eos_token_id")
+    return eos_ids[0] if isinstance(eos_ids, list) else eos_ids
 
 
 def _check_architecture(config: dict[str, Any]) -> None:

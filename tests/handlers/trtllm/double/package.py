@@ -13,7 +13,8 @@ from tests.handlers.trtllm.double.kinds import is_dataclass, is_written
 from tests.handlers.trtllm.double.lines import LINES
 from tests.handlers.trtllm.facts import Class, Fact, Facts, load
 
-ROOT = Path(__file__).parents[4]  # the folder from which `tests` is imported
+# The folder from which `tests` is imported
+ROOT = Path(__file__).parents[4]
 ARGUMENTS = "tensorrt_llm.llmapi.llm_args"
 MADE = """
 import sys
@@ -47,7 +48,7 @@ def write_double(folder: Path, profile: str) -> Path:
     version = LINES[profile].version
     texts = dict(_modules(facts, profile, version))
     for name, text in texts.items():
-        is_package = any(other.startswith(f"{name}.") for other in texts)
+        is_package = any(full_name.startswith(f"{name}.") for full_name in texts)
         path = folder.joinpath(*name.split("."))
         path = path / "__init__.py" if is_package else path.with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,8 +81,8 @@ def _plain(facts: Facts, module: str) -> str:
     """A module: the classes that it defines, and those that it exports from others."""
     homes = {name.rpartition(".")[2]: fact.module for name, fact in facts.classes.items()}
     enums = {name.rpartition(".")[2]: _home_of_enum(name) for name in facts.enums}
-    shown = [name for name in facts.exports.get(module, ()) if name[:1].isupper()]
-    own = [name for name, home in homes.items() if home == module and facts.find(module, name)]
+    exported = [name for name in facts.exports.get(module, ()) if name[:1].isupper()]
+    homed = [name for name, home in homes.items() if home == module and facts.find(module, name)]
     text = "".join(_enum(name, facts) for name in enums if enums[name] == module)
     functions = [name.rpartition(".") for name in facts.functions]
     text += "".join(
@@ -89,7 +90,7 @@ def _plain(facts: Facts, module: str) -> str:
         for home, _, name in functions
         if home == module
     )
-    for name in dict.fromkeys([*own, *shown]):
+    for name in dict.fromkeys([*homed, *exported]):
         home = (homes | enums).get(name)
         if home == module and is_dataclass(facts, name):
             text += _dataclass(name, facts)
@@ -109,19 +110,21 @@ def _home_of_enum(name: str) -> str:
 
 
 def _enum(name: str, facts: Facts) -> str:
-    [members] = [found for full, found in facts.enums.items() if full.endswith(f".{name}")]
+    [members] = [
+        members_found for full, members_found in facts.enums.items() if full.endswith(f".{name}")
+    ]
     lines = "".join(f"    {member} = {member!r}\n" for member in members)
     return f"\n\nfrom enum import Enum\nclass {name}(str, Enum):\n{lines}\n\n"
 
 
 def _dataclass(name: str, facts: Facts) -> str:
     [fact] = [fact for full, fact in facts.classes.items() if full.endswith(f".{name}")]
-    fields = "".join(f"    {_field(one, TYPES)}\n" for one in fact.parameters)
+    fields = "".join(f"    {_field(parameter, TYPES)}\n" for parameter in fact.parameters)
     if fact.extra == "forbid":
         return f"{MODELS.format(typing=TYPING)}\n\nclass {name}(StrictBaseModel):\n{fields}\n\n"
 
-    for made, kind in (("[]", "list"), ("{}", "dict")):
-        fields = fields.replace(f"= {made}\n", f"= field(default_factory={kind})\n")
+    for literal, kind in (("[]", "list"), ("{}", "dict")):
+        fields = fields.replace(f"= {literal}\n", f"= field(default_factory={kind})\n")
 
     return (
         f"{TYPING}from dataclasses import dataclass, "
@@ -143,15 +146,15 @@ def _arguments(facts: Facts) -> str:
         if is_dataclass(facts, name.rpartition(".")[2])
     ]
     text += "".join(
-        f"from {fact.module} import {one}\n"
-        for one in plain
+        f"from {fact.module} import {class_name}\n"
+        for class_name in plain
         for n, fact in facts.classes.items()
-        if n.endswith(f".{one}")
+        if n.endswith(f".{class_name}")
     )
     for name in _ordered(models):
         fields = "".join(
-            f"    {_field(one, TYPES | {*models, *enums, *plain})}\n"
-            for one in models[name].parameters
+            f"    {_field(class_name, TYPES | {*models, *enums, *plain})}\n"
+            for class_name in models[name].parameters
         )
         base = (
             models[name].bases[0]
@@ -160,13 +163,13 @@ def _arguments(facts: Facts) -> str:
         )
         text += f"\n\nclass {name}({base}):\n{fields or '    pass' + chr(10)}"
 
-    shown = {
+    facts_shown = {
         name.rpartition(".")[2]: fact
         for name, fact in facts.classes.items()
         if not is_written(fact)
     }
-    own = [name for name, fact in shown.items() if fact.module == ARGUMENTS]
-    return text + "".join(f"\n\n{name} = MAKER.made({name!r})\n" for name in own)
+    names_here = [name for name, fact in facts_shown.items() if fact.module == ARGUMENTS]
+    return text + "".join(f"\n\n{name} = MAKER.made({name!r})\n" for name in names_here)
 
 
 def _ordered(models: dict[str, Class]) -> list[str]:
@@ -176,11 +179,11 @@ def _ordered(models: dict[str, Class]) -> list[str]:
         if name in done:
             return
 
-        named = {one for field in models[name].parameters for one in _names(field.annotation)} | {
-            *models[name].bases
-        }
-        for other in sorted((named & models.keys()) - {name}):
-            add(other)
+        names_used = {
+            name_used for field in models[name].parameters for name_used in _names(field.annotation)
+        } | {*models[name].bases}
+        for model_name in sorted((names_used & models.keys()) - {name}):
+            add(model_name)
 
         done.append(name)
 
@@ -200,12 +203,12 @@ def _field(fact: Fact, known: Iterable[str]) -> str:
     if default is fact.parameter.empty:
         return f"{fact.name}: {kind}"
 
-    shown = repr(default) if not hasattr(default, "repr") else default.repr
-    if hasattr(default, "repr") and not _names(shown) <= {*known}:
-        shown = "None"
+    default_text = repr(default) if not hasattr(default, "repr") else default.repr
+    if hasattr(default, "repr") and not _names(default_text) <= {*known}:
+        default_text = "None"
         kind = "Any"
 
-    return f"{fact.name}: {kind} = {shown}"
+    return f"{fact.name}: {kind} = {default_text}"
 
 
 def _names(text: str | None) -> set[str]:

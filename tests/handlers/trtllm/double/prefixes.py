@@ -29,7 +29,8 @@ class Prefixes:
     def num_known(self, key: Hashable, prompt: Sequence[int]) -> int:
         """How many tokens of a prompt are there. Its last one is always computed."""
         longest = max(
-            (_num_equal(prompt, tokens) for other, tokens in self._kept if other == key), default=0
+            (_num_equal(prompt, tokens) for key_kept, tokens in self._kept if key_kept == key),
+            default=0,
         )
         longest = min(longest, len(prompt) - 1)
         return longest - longest % self._unit
@@ -51,8 +52,8 @@ class Prefixes:
 
 def _num_equal(first: Sequence[int], second: Sequence[int]) -> int:
     num = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
+    for token, other_token in zip(first, second, strict=False):
+        if token != other_token:
             break
 
         num += 1

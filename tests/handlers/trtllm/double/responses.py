@@ -27,12 +27,15 @@ class Response:
     """
 
     index: int
-    tokens: list[list[int]]  # new ones; all of them of a beam
+    # New ones; all of them of a beam
+    tokens: list[list[int]]
     reasons: list[Finish]
     is_final: bool  # of the request
-    log_probs: list[list[Any]] | None = None  # of all tokens so far
+    # Of all tokens so far
+    log_probs: list[list[Any]] | None = None
     sums: list[float] | None = None
-    generation_logits: list[Tensor] | None = None  # (num_rows, vocab) for each beam
+    # (num_rows, vocab) for each beam
+    generation_logits: list[Tensor] | None = None
     context_logits: Tensor | None = None
     prompt_log_probs: list[Any] | None = None
     context_outputs: dict[str, Tensor] | None = None
@@ -92,14 +95,14 @@ def deliver(batch: Iterable[tuple[Channel, News]]) -> None:
     """Hand out the news of one step. The readers of one event loop get theirs in one turn of the
     loop.
     """
-    told: dict[asyncio.AbstractEventLoop, list[tuple[Channel, News]]] = {}
+    news_of_loops: dict[asyncio.AbstractEventLoop, list[tuple[Channel, News]]] = {}
     for channel, news in batch:
         if channel.loop is None or channel.loop.is_closed():
             channel.news.put(news)
         else:
-            told.setdefault(channel.loop, []).append((channel, news))
+            news_of_loops.setdefault(channel.loop, []).append((channel, news))
 
-    for loop, some in told.items():
+    for loop, some in news_of_loops.items():
         loop.call_soon_threadsafe(_hand_out, some)
 
 

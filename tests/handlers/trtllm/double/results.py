@@ -25,7 +25,8 @@ REASONS = {
 class RequestOutput:
     """Public names that the profile does not have are left out of the package's class."""
 
-    _maker: Any  # of the package's classes
+    # Of the package's classes
+    _maker: Any
     _id: int
     _params: Any
     _channel: Channel
@@ -146,9 +147,8 @@ class RequestOutput:
         if news.sums is not None:
             output.cumulative_logprob = news.sums[beam]
 
-        if (
-            news.log_probs is not None
-        ):  # appended, of a beam too, though its tokens are restated and may be others
+        # Appended, of a beam too, though its tokens are restated and may be others
+        if news.log_probs is not None:
             output.logprobs = output.logprobs + news.log_probs[beam][len(output.logprobs) :]
 
         if news.prompt_log_probs is not None:
@@ -166,9 +166,8 @@ class RequestOutput:
         if news.perf_metrics is not None:
             output.request_perf_metrics = news.perf_metrics
 
-        if (
-            news.is_final or news.reasons[beam] is Finish.CANCELLED
-        ):  # a sequence that ends before others is not told
+        # A sequence that ends before others is not told
+        if news.is_final or news.reasons[beam] is Finish.CANCELLED:
             self._note_end(output, news.reasons[beam])
 
     def _note_end(self, output: Any, reason: Finish) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 OUT = float("-inf")
 
-Params = Any  # the package's SamplingParams, whose class is made when a test writes the package
+# The package's SamplingParams, whose class is made when a test writes the package
+Params = Any
 
 
 def is_greedy(params: Params) -> bool:
@@ -48,17 +49,17 @@ def allowed(
 
 def _penalize(row: Tensor, params: Params, prompt: Sequence[int], generated: Sequence[int]) -> None:
     if params.repetition_penalty not in (None, 1):
-        seen = torch.tensor(sorted({*prompt, *generated}))
-        row[seen] = torch.where(
-            row[seen] > 0,
-            row[seen] / params.repetition_penalty,
-            row[seen] * params.repetition_penalty,
+        token_ids = torch.tensor(sorted({*prompt, *generated}))
+        row[token_ids] = torch.where(
+            row[token_ids] > 0,
+            row[token_ids] / params.repetition_penalty,
+            row[token_ids] * params.repetition_penalty,
         )
 
     if generated and (params.presence_penalty or params.frequency_penalty):
         counts = Counter(generated)
-        found = torch.tensor(list(counts.values()), dtype=row.dtype)
-        lost = found * (params.frequency_penalty or 0) + (params.presence_penalty or 0)
+        token_counts = torch.tensor(list(counts.values()), dtype=row.dtype)
+        lost = token_counts * (params.frequency_penalty or 0) + (params.presence_penalty or 0)
         row[torch.tensor(list(counts))] -= lost
 
 
@@ -69,7 +70,7 @@ def _repeating(tokens: Sequence[int], size: int) -> list[int]:
 
     tail = tuple(tokens[len(tokens) - size + 1 :])
     ngrams = zip(*(tokens[start:] for start in range(size)), strict=False)
-    return [one[-1] for one in ngrams if one[:-1] == tail]
+    return [ngram[-1] for ngram in ngrams if ngram[:-1] == tail]
 
 
 def choose(row: Tensor, params: Params, generator: torch.Generator) -> int:
@@ -111,15 +112,15 @@ def report(
     log_probs = logits.log_softmax(-1)
     values, ids = log_probs.topk(min(num_best, len(log_probs)))
     best = {
-        int(one): make(logprob=float(value), rank=rank + 1)
-        for rank, (one, value) in enumerate(zip(ids, values, strict=True))
+        int(token_id): make(logprob=float(value), rank=rank + 1)
+        for rank, (token_id, value) in enumerate(zip(ids, values, strict=True))
     }
     if token is None:
         return best
 
     rank = int((log_probs > log_probs[token]).sum()) + 1
-    chosen = {token: best.get(token) or make(logprob=float(log_probs[token]), rank=rank)}
-    return chosen | best if is_first else best | chosen
+    chosen_entry = {token: best.get(token) or make(logprob=float(log_probs[token]), rank=rank)}
+    return chosen_entry | best if is_first else best | chosen_entry
 
 
 def faults(params: Params) -> str:
@@ -136,10 +137,10 @@ def faults(params: Params) -> str:
         "top_p_min": lambda value: 0 < value <= 1,
         "top_p_decay": lambda value: 0 < value <= 1,
     }
-    given = {name: getattr(params, name) for name in checks}
+    checked_values = {name: getattr(params, name) for name in checks}
     wrong = [
         f"{name} ({value})"
-        for name, value in given.items()
+        for name, value in checked_values.items()
         if value is not None and not checks[name](value)
     ]
     return f"requirement failed: {', '.join(wrong)}" if wrong else ""

@@ -58,8 +58,14 @@ class SamplingParams:
 class GuidedDecodingParams:
     def _validate(self: Any) -> None:
         num = sum(
-            bool(one)
-            for one in (self.json, self.regex, self.grammar, self.json_object, self.structural_tag)
+            bool(guide)
+            for guide in (
+                self.json,
+                self.regex,
+                self.grammar,
+                self.json_object,
+                self.structural_tag,
+            )
         )
         if num > 1:
             raise ValueError(f"Only one guide can be used for a request, but got {num}.")
@@ -92,10 +98,11 @@ class KvCacheRetentionConfig:
 
     def __post_init__(self: Any) -> None:
         kind = type(self).TokenRangeRetentionConfig
-        for one in self.token_range_retention_configs:
-            if not isinstance(one, kind):
+        for range_config in self.token_range_retention_configs:
+            if not isinstance(range_config, kind):
                 raise TypeError(
-                    f"incompatible constructor arguments: {one!r} is no TokenRangeRetentionConfig"
+                    f"incompatible constructor arguments: {range_config!r} is no "
+                    "TokenRangeRetentionConfig"
                 )
 
         if not 0 <= self.decode_retention_priority <= 100:

@@ -18,9 +18,8 @@ async def handle(inputs: Input):
 
     request = inputs.get_batches()[0]
     payload = decode(request, request.get_property("Content-Type"))
-    prompt = json.dumps(
-        payload["inputs"]["nested"]
-    )  # the first call has plain text, so this line fails in it
+    # The first call has plain text, so this line fails in it
+    prompt = json.dumps(payload["inputs"]["nested"])
     return create_non_stream_output(
         {"custom_handler_used": True, "generated_text": prompt, **engine}
     )

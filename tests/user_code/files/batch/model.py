@@ -9,7 +9,7 @@ def handle(inputs: Input) -> Output | None:
 
     outputs = Output()
     outputs.add_property("num", str(inputs.get_batch_size()))
-    for i, item in enumerate(inputs.get_batches()):
-        outputs.add(item.get_as_json()["inputs"].upper(), key="data", batch_index=i)
+    for i, batch_item in enumerate(inputs.get_batches()):
+        outputs.add(batch_item.get_as_json()["inputs"].upper(), key="data", batch_index=i)
 
     return outputs

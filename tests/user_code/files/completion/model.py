@@ -7,7 +7,8 @@ from djl_python.input_parser import input_formatter
 from djl_python.output_formatter import TextGenerationOutput, output_formatter
 from djl_python.request_io import TextInput
 
-__all__ = ["Input", "TextGenerationOutput", "TextInput"]  # imported and not used, as such files do
+# Imported and not used, as such files do
+__all__ = ["Input", "TextGenerationOutput", "TextInput"]
 
 
 class MyRequest(TextInput):
