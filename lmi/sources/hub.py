@@ -198,7 +198,7 @@ class HubCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class CachedSnapshot:
     """A commit in the cache, and the paths of the files that are taken of it."""
 
     commit: str
@@ -250,12 +250,12 @@ class HubFetch:
         with closing(self._hub):
             return self._place_of(self._updated(cached))
 
-    def _place_of(self, snapshot: Snapshot) -> Path:
+    def _place_of(self, snapshot: CachedSnapshot) -> Path:
         folder = self._cache.snapshots / snapshot.commit
         gguf_files = [path for path in snapshot.paths if path.endswith(GGUF)]
         return folder / gguf_files[0] if gguf_files else folder
 
-    def _updated(self, cached: Snapshot | None) -> Snapshot:
+    def _updated(self, cached: CachedSnapshot | None) -> CachedSnapshot:
         """Return the snapshot that is now whole: the hub's, or the cached one if no hub can be
         reached.
         """
@@ -287,9 +287,9 @@ class HubFetch:
             )
             return cached
 
-        return Snapshot(commit, [file.path for file in files])
+        return CachedSnapshot(commit, [file.path for file in files])
 
-    def _cached(self, commit: str) -> Snapshot:
+    def _cached(self, commit: str) -> CachedSnapshot:
         """Return a cached snapshot. Raises NotWhole or ModelUnusable unless it is whole and
         right.
         """
@@ -306,7 +306,7 @@ class HubFetch:
             if reason is not None:
                 raise NotWhole(reason)
 
-        return Snapshot(commit, paths)
+        return CachedSnapshot(commit, paths)
 
     def _paths_in(self, folder: Path, by_path: Mapping[str, HubFile]) -> list[str]:
         """Return the paths that are taken of the files of a cached snapshot. Raises NotWhole if its
