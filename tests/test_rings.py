@@ -115,7 +115,8 @@ ARROWS = {
     },
     "lmi_vllm": {"adapters", "engines", "guides", "kv_events", "options"},
     "models": {
-        *("adapters", "choice", "description", "desired_state", "openai", "options", "other_names"),
+        *("adapters", "choice", "description", "desired_state", "gguf", "openai", "options"),
+        *("other_names",),
         *("secure_mode", "sources", "start", "strangers"),
     },
     "openai": {"beams", "description", "guides"},

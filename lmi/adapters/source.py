@@ -89,9 +89,11 @@ def _check(folder: Path, src: str, config: Config, *, is_fetched: bool = False) 
         raise errors.InvalidRequest(f"src {reason}") from None
 
 
-async def fetch(source: WantedSource, timeout_s: float, place: Path, block: Block) -> Path:
+async def fetch(
+    source: WantedSource, timeout_s: float, place: Path, block: Block, field: str = "src"
+) -> Path:
     """Return the local folder of a source when it has been fetched. The supervisor looks at the
-    folders in `place`.
+    folders in `place`. `field` is what a request calls the source.
 
     Raises InvalidRequest for a source that cannot be used, Unavailable for one that cannot be
     reached now, and DeadlineExceeded.
@@ -109,10 +111,11 @@ async def fetch(source: WantedSource, timeout_s: float, place: Path, block: Bloc
 
     try:
         async with asyncio.timeout(timeout_s):
-            return await _result(folder, block)
+            return await _result(folder, block, field)
     except TimeoutError:
+        limit = f"model_loading_timeout ({timeout_s:g} s)"
         raise errors.DeadlineExceeded(
-            f"src {source.source} was not fetched within model_loading_timeout ({timeout_s:g} s)"
+            f"{field} {source.source} was not fetched within {limit}"
         ) from None
     finally:
         # Without its request the supervisor ends the fetch and removes its folder.
@@ -120,7 +123,7 @@ async def fetch(source: WantedSource, timeout_s: float, place: Path, block: Bloc
             (folder / fetches.REQUEST).unlink()
 
 
-async def _result(folder: Path, block: Block) -> Path:
+async def _result(folder: Path, block: Block, field: str) -> Path:
     """Wait for the fetch in a folder. Raises the error that it left."""
     while folder.exists():
         folders = fetches.result(folder)
@@ -131,7 +134,7 @@ async def _result(folder: Path, block: Block) -> Path:
         if failure is not None:
             is_of_client = failure.exit_code in CLIENT_FAULTS
             kind = errors.InvalidRequest if is_of_client else errors.Unavailable
-            raise kind(f"src {failure.message}")
+            raise kind(f"{field} {failure.message}")
 
         if block.supervisor.phase in (Phase.DRAINING, Phase.FAILED):
             raise errors.Draining("the server is shutting down, it fetches nothing")

@@ -12,6 +12,7 @@ import os
 from contextlib import suppress
 
 from lmi import errors
+from lmi.adapters.source import fetch
 from lmi.errors import ErrorInfo, LmiError, StartError, from_info, shorten
 from lmi.models.choice import CANNOT_START, LOOK_S, SeveralModels, reason_for_client, until
 from lmi.models.folder import Model
@@ -21,11 +22,14 @@ from lmi.settings.ports import choose_free_ports
 from lmi.shared.desired_state import State, check_name, is_abandoned
 from lmi.shared.machine import MB, free_bytes
 from lmi.shared.state import Phase
+from lmi.sources.fetches import WantedSource
 
 # SageMaker waits 360 s.
 UNLOAD_S = 350.0
 # For the processes of a load that failed.
 GONE_S = 40.0
+# For a process that makes a folder of a GGUF file.
+OPENING_S = 120.0
 # For others that wait for the same load and read why it failed.
 NOTICE_S = 10 * LOOK_S
 
@@ -38,6 +42,14 @@ class AlreadyLoading(Exception):
     def __init__(self, entry: Model) -> None:
         super().__init__(entry)
         self.entry = entry
+
+
+class NotOpened(Exception):
+    """The model is a GGUF file, of which a process must make a folder first."""
+
+    def __init__(self, source: WantedSource) -> None:
+        super().__init__(source)
+        self.source = source
 
 
 class ModelRegistry:
@@ -62,6 +74,8 @@ class ModelRegistry:
             try:
                 entry = await asyncio.to_thread(self._write_entry, name, url)
                 break
+            except NotOpened as error:
+                await self._open(error.source)
             except AlreadyLoading as loading:
                 if await self._is_loaded_by(loading.entry):
                     return
@@ -93,6 +107,9 @@ class ModelRegistry:
         """
         try:
             resolved = resolve_model(name, url, self._server, os.environ)
+            if resolved.request is not None:
+                raise NotOpened(resolved.request.sources[0])
+
             need = need_bytes(resolved.config)
         except (StartError, OSError) as error:
             raise errors.InvalidRequest(reason_for_client(str(error), url)) from None
@@ -105,6 +122,17 @@ class ModelRegistry:
             log.info("model %s: %s", name, line)
 
         return entry
+
+    async def _open(self, source: WantedSource) -> None:
+        """Let a process make the folder of a GGUF file, where the next look finds it."""
+        front_end = self._models.front_end
+        await fetch(
+            source,
+            OPENING_S,
+            front_end.runtime.fetches(),
+            front_end.block,
+            field="url",
+        )
 
     def _new_entry(self, config: Config, url: str, need: int, entries: list[Model]) -> Model:
         """Return the entry of a new model, whose folder it makes. Raises LmiError if the entry may

@@ -18,7 +18,7 @@ from lmi.settings.handler import Handler, announced
 from lmi.settings.kinds import local_path
 from lmi.settings.other_names import is_of_other_image
 from lmi.settings.ports import RANGE
-from lmi.settings.properties import read
+from lmi.settings.properties import Properties, read
 from lmi.settings.resolve import Resolved, resolve
 from lmi.settings.secure_mode import CONTROLS_KEY, SWITCH
 from lmi.settings.served_folder import find_folder
@@ -26,9 +26,11 @@ from lmi.settings.start import StartInputs
 from lmi.settings.strangers import ALLOWED
 from lmi.settings.table import MODEL, find, is_of_server
 from lmi.shared import machine
+from lmi.shared.gguf_file import read_model
 from lmi.shared.machine import MB, Machine
 from lmi.shared.model_files import facts
-from lmi.sources.source import unreadable
+from lmi.sources.gguf.find import opened_file
+from lmi.sources.source import GGUF, GgufSource, parse, unreadable
 
 NAMING = frozenset(
     ("load_models", "option.model_name", "option.served_model_name", "option.model_alias")
@@ -57,43 +59,42 @@ USUAL_LENGTH = 2048
 def resolve_model(
     name: str, url: str, server: ServerConfig, environ: Mapping[str, str]
 ) -> Resolved:
-    """Return the settings of the model in the folder `url`, with a note about options that do not
-    count there.
+    """Return the settings of the model in the folder `url`, or in this GGUF file, with a note about
+    options that do not count there.
 
-    Raises BadConfiguration, SecurityRefused or ModelUnusable with the cause, also for a folder
-    outside of model_store.
+    Their `request` names a GGUF file that a process must open first. Raises BadConfiguration,
+    SecurityRefused or ModelUnusable with the cause, also for what lies outside of model_store.
     """
     path = local_path(url)
-    folder = find_folder(str(checked_folder(path, server.model_store)), Path(path))
-    assert folder is not None
-    file = folder / "serving.properties"
-    properties = read(file)
     flags = {
         key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL
     }
     flags |= _of_server(server)
     # Of the names of other images the log tells at the start.
     environ = {name: text for name, text in environ.items() if not is_of_other_image(name)}
-    start = StartInputs(
-        folder=folder,
-        cwd=folder,
-        machine=Machine.here(environ),
-        untrusted=[folder],
-        properties=properties,
-        environ=environ,
-        flags=flags,
-        counts=_counts,
-    )
-    resolved = resolve(start)
+    start = StartInputs(machine=Machine.here(environ), environ=environ, flags=flags, counts=_counts)
+    properties = Properties()
+    if path.endswith(GGUF):
+        file = checked_file(path, server.model_store)
+        start = replace(start, cwd=file.parent, flags={**flags, MODEL: str(file)})
+    else:
+        folder = find_folder(str(checked_folder(path, server.model_store)), Path(path))
+        assert folder is not None
+        properties = read(folder / "serving.properties")
+        start = replace(start, folder=folder, cwd=folder, untrusted=[folder], properties=properties)
 
+    resolved = resolve(start)
     model = resolved.config.model
     if resolved.request is not None:
-        source = resolved.request.sources[0].source
-        raise ModelUnusable(
-            f"{file} names {source}: nothing is downloaded for one of several models"
-        )
+        _check_source(resolved.request.sources[0].source, properties.name, server.model_store)
+        return resolved
 
-    checked_folder(model.path, server.model_store)
+    file_of_model = opened_file(Path(model.path))
+    if file_of_model is None:
+        checked_folder(model.path, server.model_store)
+    else:
+        checked_file(str(file_of_model), server.model_store)
+
     if server.user is not None:
         unread = unreadable(Path(model.path))
         if unread is not None:
@@ -111,10 +112,40 @@ def resolve_model(
     return replace(resolved, config=config, notes=notes)
 
 
+def _check_source(text: str, properties_name: str, store: str) -> None:
+    """Raise ModelUnusable for a source that must be fetched, or a GGUF file outside of `store`."""
+    source = parse(text)
+    if not isinstance(source, GgufSource):
+        raise ModelUnusable(
+            f"{properties_name} names {text}: nothing is downloaded for one of several models"
+        )
+
+    checked_file(str(source.file), store)
+
+
 def checked_folder(url: str, store: str) -> Path:
     """Return the folder that `url` names. Raises ModelUnusable unless it is absolute and lies below
     `store`.
     """
+    path = _checked_path(url, store)
+    if not path.is_dir():
+        reason = "is not a folder" if path.exists() else "does not exist"
+        raise ModelUnusable(f"url {url}: {reason}")
+
+    return path
+
+
+def checked_file(url: str, store: str) -> Path:
+    """Return the GGUF file that `url` names, as it names it. Raises ModelUnusable unless it is
+    absolute and lies below `store`, also after its links.
+    """
+    if not _checked_path(url, store).is_file():
+        raise ModelUnusable(f"url {url}: does not exist, or is no file")
+
+    return Path(url)
+
+
+def _checked_path(url: str, store: str) -> Path:
     path = Path(url)
     top = Path(store).resolve()
     if "\0" in url or not path.is_absolute():
@@ -126,10 +157,6 @@ def checked_folder(url: str, store: str) -> Path:
     is_below = plain.is_relative_to(top) or plain.is_relative_to(plain_top)
     if not is_below or top not in resolved.parents:
         raise ModelUnusable(f"url must be a folder below model_store, {url} leads elsewhere")
-
-    if not resolved.is_dir():
-        reason = "is not a folder" if resolved.exists() else "does not exist"
-        raise ModelUnusable(f"url {url}: {reason}")
 
     return resolved
 
@@ -192,13 +219,19 @@ def need_bytes(config: Config) -> int:
     model = facts(folder)
     stored = str(model.get("torch_dtype", model.get("dtype")))
     of_weights, of_cache = announced().get(engine.handler, UNKNOWN).dtypes(engine, stored)
-    widening = 1.0
-    if not engine.quantize:
-        widening = max(1.0, _number_bytes(of_weights) / _number_bytes(stored))
+    gguf_file = opened_file(folder)
+    if gguf_file is not None:
+        number_bytes = 1 if engine.quantize else _number_bytes(of_weights)
+        weights_bytes = int(LARGER * read_model(gguf_file).num_numbers * number_bytes)
+    else:
+        widening = 1.0
+        if not engine.quantize:
+            widening = max(1.0, _number_bytes(of_weights) / _number_bytes(stored))
 
-    files = [file for pattern in WEIGHT_FILES for file in folder.glob(pattern)]
-    stored_bytes = sum(file.stat().st_size for file in files)
-    weights_bytes = int(LARGER * stored_bytes * widening)
+        files = [file for pattern in WEIGHT_FILES for file in folder.glob(pattern)]
+        stored_bytes = sum(file.stat().st_size for file in files)
+        weights_bytes = int(LARGER * stored_bytes * widening)
+
     cache_bytes = _cache_bytes(engine, model, _number_bytes(of_cache))
     return engine.num_engines * (weights_bytes + cache_bytes + PROCESS_BYTES)
 

@@ -168,6 +168,10 @@ class GgufModel:
     metadata: Metadata
     tensors: Mapping[str, StoredTensor]
 
+    @property
+    def num_numbers(self) -> int:
+        return sum(prod(tensor.shape) for tensor in self.tensors.values())
+
 
 def read_model(path: Path) -> GgufModel:
     """Read a model: the file, and if it is one of several, all of them.

@@ -406,7 +406,7 @@ def unreadable(folder: Path) -> Path | None:
     if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
         return folder
 
-    patterns = [*TAKEN]
+    patterns = [*TAKEN, f"*{GGUF}"]
     patterns += [f"*{suffix}" for suffix in PICKLES]
     for file in sorted(folder.iterdir()):
         if _is(file.name, *patterns) and not _is_readable(file):

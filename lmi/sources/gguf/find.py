@@ -83,6 +83,22 @@ def folder_of_file(file: Path, download_dir: Path) -> Path:
     return download_dir / f"{OPENED_PREFIX}{digest[:32]}"
 
 
+def opened_file(folder: Path) -> Path | None:
+    """Return the file that a folder was made of, the first of a split model, or None if it was
+    made of none.
+    """
+    try:
+        opened_from = read(folder / OPENED_GGUF, OpenedFrom)
+    except (OSError, ValueError):
+        return None
+
+    if opened_from is None or not opened_from.files:
+        return None
+
+    file = Path(opened_from.files[0][0])
+    return file if folder_of_file(file, folder.parent) == folder else None
+
+
 def opened_before(file: Path, download_dir: Path) -> Path | None:
     """Return the folder of a file, or None if it is not whole, or not made of the file as it is
     now.
