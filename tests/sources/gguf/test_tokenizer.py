@@ -75,6 +75,27 @@ def test_control_tokens_are_special_and_what_users_defined_is_found_as_text(tmp_
 
 
 @pytest.mark.parametrize(
+    ("pre", "space", "merge"),
+    [
+        ("deepseek-coder", "\u2028", "Ġ â"),
+        ("deepseek-llm", "\u2028", "Ġ â"),
+        ("deepseek-llm", "\u3000", "Ġ ã"),
+    ],
+)
+def test_a_space_beyond_ascii_is_no_letter_or_mark_of_a_range(
+    pre: str, space: str, merge: str, tmp_path: Path
+) -> None:
+    """llama.cpp leaves both spaces in one piece, in which the merge is found."""
+    merged = len(LETTERS)
+    changes = {
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [*LETTERS, merge.replace(" ", ""), "<s>", "<|eot_id|>", "<tool>"],
+        "tokenizer.ggml.merges": [merge],
+    }
+    assert merged in Tokenizer.load(opened(tmp_path, changes)).encode(f"1 {space}1")
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model must be gpt2 or llama"),
