@@ -18,7 +18,7 @@ from scripts.style import Style, style_of
 from tests.test_layout import ANNEX_FOLDERS, imported_modules, module_name, sources
 
 ANNEXES = {
-    "openai": ("lmi.apis.openai", "lmi.server.routes.openai"),
+    "openai": ("lmi.apis.openai", "lmi.server.routes.openai", "lmi.server.routes.tokens"),
     "anthropic": ("lmi.apis.anthropic", "lmi.server.routes.anthropic"),
     "responses": (
         "lmi.apis.responses",

@@ -36,7 +36,17 @@ from lmi.server import lines
 from lmi.server.access import PROBES, Access, CrossOrigin
 from lmi.server.front_end import FrontEnd
 from lmi.server.load_report import report_load
-from lmi.server.routes import anthropic, health, invocations, kserve, openai, pages, responses, tgi
+from lmi.server.routes import (
+    anthropic,
+    health,
+    invocations,
+    kserve,
+    openai,
+    pages,
+    responses,
+    tgi,
+    tokens,
+)
 from lmi.server.service import Models, Service
 from lmi.sessions.http import kept_clean
 from lmi.supervisor.credentials import SharedCredentials
@@ -80,7 +90,7 @@ ROUTES: list[Row] = [
     *invocations.API_ROUTES,
     *kserve.ROUTES,
     *tgi.ROUTES,
-    *openai.ROUTES,
+    *tokens.ROUTES,
     *anthropic.ROUTES,
     *responses.ROUTES,
     *adapter_routes.ROUTES,

@@ -11,6 +11,7 @@ from typing import Any
 from lmi.apis.anthropic.api import COUNT_TOKENS
 from lmi.http.exchange import Exchange
 from lmi.server.routes import openai
+from lmi.server.routes.tokens import count_tokens
 from lmi.server.service import Models
 
 MODELS = "/v1/models"
@@ -29,6 +30,7 @@ def is_of_anthropic(exchange: Exchange) -> bool:
 
 
 async def models(exchange: Exchange, models: Models) -> None:
+    """Answer `/v1/models`, to each client in its form."""
     if not is_of_anthropic(exchange):
         await openai.models(exchange, models)
         return
@@ -44,6 +46,7 @@ async def models(exchange: Exchange, models: Models) -> None:
 
 
 async def model(exchange: Exchange, models: Models) -> None:
+    """Answer `/v1/models/{model}`, to each client in its form."""
     if not is_of_anthropic(exchange):
         await openai.model(exchange, models)
         return
@@ -64,4 +67,4 @@ def _entry(card: dict[str, Any]) -> dict[str, Any]:
 
 
 SERVER_ROUTES = [(MODELS, ["GET"], models), (f"{MODELS}/{{model:path}}", ["GET"], model)]
-ROUTES = [(f"{MESSAGES}/count_tokens", ["POST"], partial(openai.count_tokens, api=COUNT_TOKENS))]
+ROUTES = [(f"{MESSAGES}/count_tokens", ["POST"], partial(count_tokens, api=COUNT_TOKENS))]

@@ -3,27 +3,36 @@ delays none.
 """
 
 import time
+from typing import NamedTuple
 
 from lmi.http.exchange import Exchange
 from lmi.server.service import Models, Service
 from lmi.shared.state import Block, Phase, SupervisorRecord
 
 
+class Health(NamedTuple):
+    """How a server or a model is: the status of HTTP that says so, and the body with the reason."""
+
+    status: int
+    body: dict[str, object]
+
+
 async def ping(exchange: Exchange, models: Models) -> None:
     """Answer 200 if an engine can serve, 503 while none can, and 500 if that is final. The body
     says why.
     """
-    status, body = health(models)
-    await exchange.send_json(body, status)
+    state = health(models)
+    await exchange.send_json(state.body, state.status)
 
 
 async def live(exchange: Exchange, models: Models) -> None:
-    status, body = liveness(models)
-    await exchange.send_json(body, status)
+    """Answer 200 unless the server has failed finally, which no restart of an engine mends."""
+    state = liveness(models)
+    await exchange.send_json(state.body, state.status)
 
 
-def health(models: Models) -> tuple[int, dict[str, object]]:
-    """Return the status of `/ping` and its body."""
+def health(models: Models) -> Health:
+    """Return what `/ping` answers."""
     supervisor = models.front_end.block.supervisor
     only = models.only
     if only is not None and models.keeps_only_one:
@@ -35,38 +44,36 @@ def health(models: Models) -> tuple[int, dict[str, object]]:
 
     if not models.keeps_only_one:
         # A model that fails is no fault of the server.
-        return 200, {"status": "Healthy"}
+        return Health(200, {"status": "Healthy"})
 
-    return 503, {
+    loading: dict[str, object] = {
         "status": "Loading",
         "stage": supervisor.stage or "start",
         "progress": round(supervisor.progress, 3),
     }
+    return Health(503, loading)
 
 
-def liveness(models: Models) -> tuple[int, dict[str, object]]:
+def liveness(models: Models) -> Health:
     """Return `health`, but 200 for 503: the server restarts its engines itself, and a new server
     would load longer.
     """
-    status, body = health(models)
-    if status == 503:
-        status = 200
-
-    return status, body
+    state = health(models)
+    return state._replace(status=200) if state.status == 503 else state
 
 
-def end_of(supervisor: SupervisorRecord) -> tuple[int, dict[str, object]] | None:
-    """Return status and state of a server that ends, else None."""
+def end_of(supervisor: SupervisorRecord) -> Health | None:
+    """Return the health of a server that ends, else None."""
     if supervisor.phase == Phase.FAILED:
-        return 500, {"status": "Failed", "reason": supervisor.reason}
+        return Health(500, {"status": "Failed", "reason": supervisor.reason})
 
     # A server with an heir goes on answering: the heir answers the other requests.
     is_leaving = supervisor.phase in (Phase.LEAVING, Phase.DRAINING) and not supervisor.heir
-    return (503, {"status": "Draining"}) if is_leaving else None
+    return Health(503, {"status": "Draining"}) if is_leaving else None
 
 
-def service_health(service: Service) -> tuple[int, dict[str, object]]:
-    """Return the status of one model and its state."""
+def service_health(service: Service) -> Health:
+    """Return the health of one model."""
     front_end = service.front_end
     block = service.block
     ending = end_of(front_end.block.supervisor)
@@ -78,17 +85,14 @@ def service_health(service: Service) -> tuple[int, dict[str, object]]:
         num_alive = sum(engine.is_alive for engine in block.engines)
 
     if num_alive == len(block.engines):
-        return 200, {"status": "Healthy"}
+        return Health(200, {"status": "Healthy"})
 
     if num_alive:
         status = 207 if front_end.config.allow_multi_status else 200
-        return status, {
-            "status": "Healthy",
-            "engines_ready": num_alive,
-            "engines": len(block.engines),
-        }
+        numbers = {"engines_ready": num_alive, "engines": len(block.engines)}
+        return Health(status, {"status": "Healthy", **numbers})
 
-    return 503, unready(block)
+    return Health(503, unready(block))
 
 
 def has_formatters(block: Block) -> bool:

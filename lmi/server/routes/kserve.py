@@ -12,15 +12,17 @@ from lmi import __version__
 from lmi.apis.triton.api import MODELS, OUTPUTS
 from lmi.apis.triton.inputs import INPUTS, tensor
 from lmi.http.exchange import Exchange
-from lmi.server.routes.health import health, liveness, service_health
+from lmi.server.routes.health import Health, health, liveness, service_health
 from lmi.server.routes.invocations import named_model
 from lmi.server.service import Models, Service
 from lmi.settings.config import ModelConfig
 
+# The ends of an answer that count as success.
 SUCCESSES = ("length", "eos_token", "stop_sequence")
 
 
 async def server(exchange: Exchange, models: Models) -> None:
+    """Answer who the server is."""
     await exchange.send_json(
         {"name": "lmi", "version": __version__, "extensions": ["generate", "statistics"]}
     )
@@ -28,27 +30,30 @@ async def server(exchange: Exchange, models: Models) -> None:
 
 async def live(exchange: Exchange, models: Models) -> None:
     """Answer that the server is alive, unless it has failed finally."""
-    await _tell_health(exchange, *liveness(models))
+    await _tell_health(exchange, liveness(models))
 
 
 async def ready(exchange: Exchange, models: Models) -> None:
-    await _tell_health(exchange, *health(models))
+    """Answer whether requests are served."""
+    await _tell_health(exchange, health(models))
 
 
 async def model_ready(exchange: Exchange, service: Service) -> None:
+    """Answer whether requests to this model are served."""
     named_model(exchange, service)
-    await _tell_health(exchange, *service_health(service))
+    await _tell_health(exchange, service_health(service))
 
 
-async def _tell_health(exchange: Exchange, status: int, state: dict[str, object]) -> None:
+async def _tell_health(exchange: Exchange, state: Health) -> None:
     """Answer an empty 200, which clients compare with, else `/ping`'s status and state."""
-    if status < 300:
+    if state.status < 300:
         await exchange.send_whole(200, "text/plain", b"")
     else:
-        await exchange.send_json({"error": f"not ready: {state['status']}"}, status)
+        await exchange.send_json({"error": f"not ready: {state.body['status']}"}, state.status)
 
 
 async def model_metadata(exchange: Exchange, service: Service) -> None:
+    """Answer what the model takes and gives, as tensors."""
     model = named_model(exchange, service)
     output_types = {"text_output": "BYTES", **OUTPUTS}
     outputs = []
@@ -66,11 +71,13 @@ async def model_metadata(exchange: Exchange, service: Service) -> None:
 
 
 async def stats(exchange: Exchange, service: Service) -> None:
+    """Answer the counts of one model."""
     model = named_model(exchange, service)
     await exchange.send_json({"model_stats": [counts(model, service)]})
 
 
 async def all_stats(exchange: Exchange, models: Models) -> None:
+    """Answer the counts of every model."""
     services = await models.listed_for_engines()
     model_stats = [counts(service.config.model, service) for service in services]
     await exchange.send_json({"model_stats": model_stats})
@@ -103,21 +110,23 @@ async def index(exchange: Exchange, models: Models) -> None:
 
 
 def _entry(service: Service) -> dict[str, object]:
-    status, state = service_health(service)
+    """Return the entry of a model in the index."""
+    state = service_health(service)
     entry: dict[str, object] = {
         "name": service.config.model.name,
         "version": service.config.model.version,
     }
-    if status < 400:
+    if state.status < 400:
         entry["state"] = "READY"
     else:
         entry["state"] = "UNAVAILABLE"
-        entry["reason"] = str(state["status"])
+        entry["reason"] = str(state.body["status"])
 
     return entry
 
 
 async def not_served(exchange: Exchange, service: Service) -> None:
+    """Answer 404, and name the routes that there are."""
     named_model(exchange, service)
     action = exchange.path.rpartition("/")[2]
     raise HTTPException(404, f"{action} is not served here, generate and generate_stream are")

@@ -1,32 +1,13 @@
-"""What clients of chats and completions ask beside a generation: the models, and the tokens of a
-text.
+"""The routes of OpenAI's API beside those of generation: the models, and what is not here."""
 
-A body of `/tokenize` is read as that of a completion or of a chat, so its ids are those that
-generation would begin with. `/tokenize` and `/detokenize` have vLLM's form,
-`/v1/messages/count_tokens` has Anthropic's.
-"""
-
-import asyncio
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lmi.apis.base.api import AnyApi
-from lmi.apis.base.readers import BodyOutline, boolean
-from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
-from lmi.apis.openai.schema import read_prompt_ids
-from lmi.errors import InvalidParameter, UnknownModel, Unsupported, shorten
+from lmi.errors import UnknownModel, shorten
 from lmi.http.exchange import Exchange
-from lmi.pipeline import Pipeline, adds_special_tokens
-from lmi.server.respond import Inference
 from lmi.server.service import Models, Service
-from lmi.types import GenerationRequest
 
-NAMES = "return_token_strs"
-# The longest text that is tokenized alone.
-MAX_TEXT_CHARS = 4 << 20
-
+# What other servers of OpenAI's API have at paths that begin so, and lmi leaves out.
 NOT_HERE = {
     "/v1/audio/": "no audio",
     "/v1/realtime/": "no audio",
@@ -45,7 +26,6 @@ NOT_HERE = {
     "/v1/responses/resp_": "no kept responses",
     "/v1/fine_tuning/": "no training",
 }
-"""What other servers of OpenAI's API have at paths that begin so, and lmi leaves out."""
 
 
 def why_not_found(path: str) -> str:
@@ -61,10 +41,12 @@ def why_not_found(path: str) -> str:
 
 
 async def models(exchange: Exchange, models: Models) -> None:
+    """Answer `/v1/models`."""
     await exchange.send_json({"object": "list", "data": await cards(models)})
 
 
 async def model(exchange: Exchange, models: Models) -> None:
+    """Answer `/v1/models/{model}`."""
     await exchange.send_json(await card_of(exchange.scope["path_params"]["model"], models))
 
 
@@ -107,6 +89,7 @@ async def cards(models: Models) -> list[dict[str, Any]]:
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
+    """Return the entry of a model under one of its names."""
     # A model is as old as the last change of its folder.
     created_s = Path(service.config.model.path).stat().st_mtime
     return {
@@ -118,110 +101,3 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "parent": None,
         "has_chat_template": service.pipeline is not None and service.pipeline.chats is not None,
     }
-
-
-async def tokenize(exchange: Exchange, service: Service) -> None:
-    assert service.pipeline is not None and service.engines is not None
-    with closing(Inference(exchange, service, OPENAI_COMPLETIONS)) as inference:
-        message = await inference.read(await inference.receive(), _api_of)
-        has_names = boolean(NAMES, message.fields.pop(NAMES, None) or False)
-        # Whether calls of tools can be read matters to an answer only.
-        any_tools = replace(message.format, tool_calls="text")
-        parsed = await inference.parse(replace(message, format=any_tools))
-        parsed = await inference.complete(parsed)
-        if len(parsed.requests) > 1:
-            raise InvalidParameter("prompt", "one prompt", f"{len(parsed.requests)} prompts")
-
-        ids = await _tokenize(service.pipeline, parsed.request)
-        engine = await service.engines.ready()
-
-        names = None
-        if has_names:
-            tokenizer = service.pipeline.tokenizer
-            names = [tokenizer.token_name(token_id) for token_id in ids]
-
-        answer = {
-            "count": len(ids),
-            "max_model_len": engine.max_sequence_length,
-            "tokens": ids,
-            "token_strs": names,
-        }
-        await exchange.send_json(answer)
-
-
-async def _tokenize(pipeline: Pipeline, request: GenerationRequest) -> list[int]:
-    """Return the ids of a prompt, of any length up to MAX_TEXT_CHARS. Raises InvalidParameter for a
-    longer one.
-    """
-    if request.prompt_token_ids is not None:
-        return list(request.prompt_token_ids)
-
-    _check_countable(request)
-    text, forged = await pipeline.text_of(request)
-    if len(text) > MAX_TEXT_CHARS:
-        raise InvalidParameter(
-            "inputs", f"at most {MAX_TEXT_CHARS} characters", f"{len(text)} characters"
-        )
-
-    adds_special = adds_special_tokens(request)
-    return await pipeline.tokenizer.encode_async(
-        text, add_special_tokens=adds_special, forged=forged
-    )
-
-
-def _check_countable(request: GenerationRequest) -> None:
-    if request.images:
-        raise Unsupported(
-            request.images[0].place, "an engine that reads the image knows how many tokens it has"
-        )
-
-
-async def detokenize(exchange: Exchange, service: Service) -> None:
-    assert service.pipeline is not None
-    with closing(Inference(exchange, service, OPENAI_COMPLETIONS)) as inference:
-        message = await inference.read(await inference.receive())
-        ids = read_prompt_ids("tokens", message.fields.get("tokens"))
-        if not ids:
-            raise InvalidParameter("tokens", "a non-empty list of token ids", [])
-
-        # The request is checked as that of a completion is, for the sake of its model.
-        prompt = replace(message, fields={"prompt": list(ids)})
-        await inference.complete(await inference.parse(prompt))
-
-        tokenizer = service.pipeline.tokenizer
-        largest_id = max(ids)
-        if largest_id >= tokenizer.vocab_size:
-            raise InvalidParameter("tokens", f"ids below {tokenizer.vocab_size}", largest_id)
-
-        text = await asyncio.to_thread(tokenizer.decode, ids)
-        await exchange.send_json({"prompt": text})
-
-
-async def count_tokens(
-    exchange: Exchange, service: Service, *, api: AnyApi, kind: str | None = None
-) -> None:
-    """Answer how many tokens the prompt of a conversation has. `kind` is the `object` of the
-    answer, if it has one.
-    """
-    assert service.pipeline is not None and service.engines is not None
-    with closing(Inference(exchange, service, api)) as inference:
-        message = await inference.read(await inference.receive())
-        parsed = await inference.complete(await inference.parse(message))
-        request = parsed.request
-        info = await service.engines.ready(request.adapter)
-        _check_countable(request)
-
-        _, ids = await service.pipeline.encode(request, info)
-        head = {} if kind is None else {"object": kind}
-        await exchange.send_json({**head, "input_tokens": len(ids)})
-
-
-def _api_of(body: bytes, content_type: str | None) -> AnyApi:
-    fields = BodyOutline.of(body)
-    if fields is not None and fields.has("messages"):
-        return OPENAI_CHAT
-
-    return OPENAI_COMPLETIONS
-
-
-ROUTES = [("/tokenize", ["POST"], tokenize), ("/detokenize", ["POST"], detokenize)]

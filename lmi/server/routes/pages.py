@@ -15,6 +15,7 @@ from lmi.http.exchange import Exchange
 from lmi.server.page_files import FILES, TYPES
 from lmi.server.service import Models, Service
 
+# What a browser may load for a page: files of this server, and images in the page.
 SOURCES = "connect-src 'self'; img-src data:; script-src 'self'; style-src 'self'"
 POLICY = f"default-src 'none'; {SOURCES}; base-uri 'none'; frame-ancestors 'none'"
 # What an engine says of itself and `/server_info` shows.
@@ -28,6 +29,7 @@ ENGINE_FIELDS = (
     "batch_reason",
     "max_kv_cache_tokens",
 )
+# The paths of the pages.
 LINKS = {
     "playground": "/playground",
     "docs": "/docs",
@@ -39,6 +41,7 @@ LINKS = {
 
 
 async def home(exchange: Exchange, models: Models) -> None:
+    """Send a browser the playground, and any other client the paths of the pages."""
     if "text/html" in exchange.headers.get("accept", ""):
         await page(exchange, models, name="playground.html")
     else:
@@ -56,16 +59,19 @@ async def page(exchange: Exchange, models: Models, *, name: str = "") -> None:
 
 
 async def version(exchange: Exchange, models: Models) -> None:
+    """Answer the version of lmi."""
     await exchange.send_json({"version": __version__})
 
 
 async def openapi(exchange: Exchange, models: Models) -> None:
+    """Answer the description of all routes, in OpenAPI's form."""
     from lmi.description.document import document
 
     await exchange.send_json(document(models.config))
 
 
 async def scrape(exchange: Exchange, models: Models) -> None:
+    """Answer the metrics, in Prometheus' form."""
     from lmi.server import metrics
 
     if not models.keeps_only_one:

@@ -3,7 +3,7 @@
 from functools import partial
 
 from lmi.apis.responses.api import RESPONSES
-from lmi.server.routes.openai import count_tokens
+from lmi.server.routes.tokens import count_tokens
 
 ROUTES = [
     (

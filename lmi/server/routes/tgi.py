@@ -41,8 +41,9 @@ async def info(exchange: Exchange, service: Service) -> None:
 
 
 async def check_health(exchange: Exchange, models: Models) -> None:
-    status, _ = health.health(models)
-    if status < 300:
+    """Answer whether requests are served, in TGI's form."""
+    state = health.health(models)
+    if state.status < 300:
         await exchange.send_whole(200, "text/plain", b"")
     else:
         await exchange.send_json({"error": "unhealthy", "error_type": "healthcheck"}, 503)
