@@ -17,15 +17,9 @@ import orjson
 
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint
-from lmi.gateway.exchange import (
-    PREFIX,
-    AwsError,
-    AwsExchange,
-    invalid,
-    model_error,
-    too_large,
-    unavailable,
-)
+from lmi.gateway.errors import AwsError, invalid, model_error, too_large, unavailable
+from lmi.gateway.exchange import AwsExchange
+from lmi.gateway.members import PREFIX
 from lmi.gateway.stores import S3_SCHEME, FolderOutput, Inputs, S3Output, StoreError
 from lmi.gateway.threads import run_in_thread
 from lmi.http.exchange import MAX_HEADER_BYTES, Header, num_bytes

@@ -17,16 +17,9 @@ from msgspec import Meta
 
 from lmi.errors import shorten
 from lmi.gateway.container import Container, ContainerFault, OutOfTime, Unreachable
-from lmi.gateway.exchange import (
-    ACCOUNT,
-    ENDPOINT_NAME,
-    VARIANT,
-    AwsError,
-    cut,
-    invalid,
-    model_error,
-    unavailable,
-)
+from lmi.gateway.errors import ACCOUNT, AwsError, cut, invalid, model_error, unavailable
+from lmi.gateway.exchange import VARIANT
+from lmi.gateway.members import ENDPOINT_NAME
 
 # It stands in place of an endpoint's name.
 ANY = ""

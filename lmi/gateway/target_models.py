@@ -26,7 +26,7 @@ import msgspec
 from lmi.errors import StartError, cause_line
 from lmi.gateway.container import Container, ContainerFault
 from lmi.gateway.endpoints import ANY, AwsEndpoint
-from lmi.gateway.exchange import AwsError, invalid, model_error
+from lmi.gateway.errors import AwsError, invalid, model_error
 from lmi.gateway.stores import S3_SCHEME
 from lmi.gateway.threads import run_in_thread
 from lmi.http.exchange import Header

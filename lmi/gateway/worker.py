@@ -1,366 +1,44 @@
 """The gateway's process: `lmi gateway`, in the foreground or as a child of the supervisor, until
 SIGTERM.
-
-Its ASGI application has the operations that invoke an endpoint.
 """
 
 import asyncio
 import logging
 import os
-import re
 import signal
-import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager
 from importlib.util import find_spec
 from typing import Any
 
 import orjson
 import uvicorn
 import uvloop
-from starlette.types import Receive, Scope, Send
 
 import lmi.shared.log
-from lmi.errors import BadConfiguration, ClientGone, ForeignPage, LmiError, Overloaded, shorten
-from lmi.gateway import eventstream, local_url
-from lmi.gateway.async_invocations import AsyncInvocations
-from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
-from lmi.gateway.endpoints import OPERATIONS, AwsEndpoint, Endpoints
-from lmi.gateway.exchange import (
-    PREFIX,
-    VARIANT,
-    AwsError,
-    AwsExchange,
-    Signatures,
-    model_error,
-    too_large,
-    unavailable,
-)
+from lmi.errors import BadConfiguration
+from lmi.gateway import local_url
+from lmi.gateway.application import Gateway
+from lmi.gateway.errors import AwsError, unavailable
 from lmi.gateway.settings import GatewaySettings
 from lmi.gateway.stores import NO_BOTO3, S3_SCHEME
-from lmi.gateway.target_models import ModelStore, TargetModels
-from lmi.http.body import BodyMemory
-from lmi.http.browsers import ANY, check_page, is_loopback
-from lmi.http.exchange import MAX_HEADER_BYTES, BodyTooLarge, Header, num_bytes
+from lmi.http.browsers import is_loopback
 from lmi.http.listener import bind
 from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.shared import linux, signals
 from lmi.shared.log import escape, is_text
 
-# For requests that are still open at SIGTERM.
+# The time for requests that are still open at SIGTERM.
 FINISH_S = 25
 KEEP_ALIVE_S = 120
-# The bound in AWS's API model. Its pages say 25 MB.
-LARGE_BODY_BYTES = 6291456
-MAX_BODY_MEMORY = 1 << 30
-# As much is read of an error, of which a client sees 2048 characters.
-MAX_ERROR_BYTES = 16 << 10
-PASSED = ("Custom-Attributes", "Closed-Session-Id", "New-Session-Id")
-ALLOTTED = (
-    "Your model primary did not complete sending the inference response in the allotted time."
-)
-BROKEN = "The connection to your model primary was lost before the inference response was complete."
 
 log = logging.getLogger(__name__)
-
-
-class Gateway:
-    """The ASGI application: the operations, and the answers to errors."""
-
-    def __init__(self, settings: GatewaySettings) -> None:
-        self.settings = settings
-        self.endpoints = Endpoints(settings.endpoints, settings.components)
-        # Of all requests that are open.
-        self.num_body_bytes = 0
-        self.body_memory = BodyMemory(self, max(MAX_BODY_MEMORY, 4 * settings.max_body_bytes))
-
-        stores = {}
-        for name, source in settings.models.items():
-            stores[name] = ModelStore(source, settings.models_dir)
-
-        self._target_models = TargetModels(stores, settings.timeout_s)
-        folder = settings.async_input
-        place = settings.async_output
-        self._async_invocations = AsyncInvocations(folder, place, settings.async_concurrency)
-        self._signatures = Signatures(os.environ) if settings.checks_signatures else None
-        self._hosts = () if is_loopback(settings.host) else (ANY,)
-
-    async def close(self) -> None:
-        """End what has its own tasks, after the last request."""
-        await self._target_models.close()
-        await self._async_invocations.close()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = AwsExchange(scope, receive, send)
-
-        try:
-            await self._answer(exchange)
-        except ClientGone:
-            exchange.status = ClientGone.status
-        except LmiError as error:
-            await _refuse(exchange, error)
-        except Exception:
-            log.exception("request %s failed in the gateway", exchange.request_id)
-            message = f"internal error, request {exchange.request_id}"
-            await _refuse(exchange, AwsError("InternalFailure", 500, message))
-        finally:
-            exchange.hold(0)
-            if exchange.path != "/ping":
-                exchange.log_access(time.monotonic() - exchange.started_s)
-
-    async def _answer(self, exchange: AwsExchange) -> None:
-        if exchange.path == "/ping" and exchange.method in ("GET", "HEAD"):
-            await exchange.send_whole(200, "", b"")
-            return
-
-        # No page has a signature.
-        if self._signatures is None:
-            check_page(exchange, (), self._hosts)
-
-        handler = None
-        if exchange.method == "POST":
-            handler = _find_handler(exchange)
-
-        if handler is None:
-            raise AwsError(
-                "UnknownOperationException",
-                404,
-                "The requested operation is not supported by the gateway.",
-            )
-
-        signed = None if self._signatures is None else self._signatures.check_head(exchange)
-        max_bytes = self.settings.max_body_bytes
-        try:
-            exchange.payload = await exchange.body(max_bytes, self.body_memory)
-        except BodyTooLarge:
-            raise too_large(max_bytes) from None
-
-        size = len(exchange.payload)
-        if size > LARGE_BODY_BYTES:
-            log.warning("a body of %d bytes: AWS's API model allows %d", size, LARGE_BODY_BYTES)
-
-        if self._signatures is not None and signed is not None:
-            self._signatures.check_body(exchange, signed)
-
-        await exchange.run_while_there(handler(self, exchange))
-
-    async def invoke(self, exchange: AwsExchange) -> None:
-        """Send the container's whole response."""
-        timeout_s = self.settings.timeout_s
-        async with self._invocation(exchange, "InvokeEndpoint", timeout_s) as response:
-            if response.is_chunked:
-                log.warning(
-                    "the container's answer is chunked: an asynchronous endpoint would refuse it"
-                )
-
-            body = await response.read()
-
-        headers = headers_for_client(response)
-        await exchange.send_whole(200, response.header("content-type"), body, headers)
-
-    async def stream(self, exchange: AwsExchange) -> None:
-        """Send the container's response as an event stream, part by part."""
-        operation = "InvokeEndpointWithResponseStream"
-        timeout_s = self.settings.stream_timeout_s
-        async with self._invocation(exchange, operation, timeout_s) as response:
-            headers = headers_for_client(response)
-            headers.append((PREFIX + "Content-Type", response.header("content-type")))
-            async with aclosing(self.settings.parts.cut(response)) as parts:
-                async for part in parts:
-                    if not exchange.status:
-                        await exchange.start(200, eventstream.MEDIA_TYPE, headers)
-
-                    await exchange.write(eventstream.part(part))
-
-            fault = response.fault
-            if not exchange.status:
-                if isinstance(fault, OutOfTime):
-                    raise fault
-
-                await exchange.start(200, eventstream.MEDIA_TYPE, headers)
-
-        if fault is not None:
-            log.warning("a stream ends with an error: %s", fault)
-            if isinstance(fault, OutOfTime):
-                failure = eventstream.failure("ModelInvocationTimeExceeded", ALLOTTED)
-            else:
-                failure = eventstream.failure("StreamBroken", BROKEN)
-
-            await exchange.write(failure)
-
-        await exchange.end()
-
-    async def chat(self, exchange: AwsExchange) -> None:
-        """Send what the container's /v1/chat/completions answers: its status and bytes, of errors
-        too.
-        """
-        endpoint = self.endpoints.find(exchange.names["endpoint"])
-        values = exchange.values("chat")
-        path = "/v1/chat/completions"
-        timeout_s = self.settings.stream_timeout_s
-        async with self._call(exchange, endpoint, values, path, timeout_s) as response:
-            headers = [
-                ("content-length", response.header("content-length")),
-                *headers_for_client(response),
-            ]
-            await exchange.start(response.status, response.header("content-type"), headers)
-            while chunk := await response.receive():
-                await exchange.write(chunk)
-
-            if response.fault is not None:
-                # The client's connection is cut, which shows that the answer is not whole.
-                raise response.fault
-
-        await exchange.end()
-
-    async def invoke_later(self, exchange: AwsExchange) -> None:
-        """Accept an async invocation, and send where its answer will be."""
-        endpoint = self.endpoints.find(exchange.names["endpoint"])
-        await endpoint.container.check_was_ready()
-        job = self._async_invocations.accept(exchange, endpoint)
-        url = self._async_invocations.output.url
-        locations = [
-            (PREFIX + "OutputLocation", url(job.output)),
-            (PREFIX + "FailureLocation", url(job.failure)),
-        ]
-        body = orjson.dumps({"InferenceId": job.inference_id})
-        await exchange.send_whole(202, "application/json", body, locations)
-
-    async def control(self, exchange: AwsExchange) -> None:
-        """Answer AWS JSON 1.1: a POST of / that names the operation in X-Amz-Target."""
-        target = exchange.headers.get("x-amz-target", "")
-        if target not in OPERATIONS:
-            raise AwsError(
-                "UnknownOperationException", 400, f"The gateway has no operation {shorten(target)}."
-            )
-
-        answer = await OPERATIONS[target](self.endpoints, exchange.payload, exchange.region)
-        await exchange.send_whole(200, "application/x-amz-json-1.1", orjson.dumps(answer))
-
-    @asynccontextmanager
-    async def _invocation(
-        self, exchange: AwsExchange, operation: str, timeout_s: float
-    ) -> AsyncIterator[ContainerResponse]:
-        """Yield the model's response. Raises AwsError for an error of the container, or where none
-        came in time.
-        """
-        endpoint = self.endpoints.find(exchange.names["endpoint"])
-        values = exchange.values(operation)
-        target = values.get("TargetModel")
-        async with (
-            self._target_models.path(endpoint, target, exchange.region) as path,
-            self._call(exchange, endpoint, values, path, timeout_s) as response,
-        ):
-            if response.status >= 300:
-                text = await _text_of_error(response)
-                raise model_error(response.status, text, endpoint.name, exchange.region)
-
-            yield response
-
-    @asynccontextmanager
-    async def _call(
-        self,
-        exchange: AwsExchange,
-        endpoint: AwsEndpoint,
-        values: dict[str, str],
-        path: str,
-        timeout_s: float,
-    ) -> AsyncIterator[ContainerResponse]:
-        """Yield the container's response. Raises AwsError where it does not come whole while the
-        block runs.
-        """
-        adapter = self.endpoints.adapter(endpoint.name, values.get("InferenceComponentName"))
-        headers = exchange.headers_for_container(values, adapter)
-        await endpoint.container.check_was_ready()
-        call = endpoint.container.call("POST", path, headers, exchange.payload, timeout_s)
-        try:
-            async with call as response:
-                num_header_bytes = num_bytes(response.headers)
-                if num_header_bytes > MAX_HEADER_BYTES:
-                    log.warning("the container's answer has %d bytes of headers", num_header_bytes)
-
-                yield response
-        except ContainerFault as fault:
-            raise endpoint.error(fault, exchange.region) from fault
-
-
-ENDPOINT = "/endpoints/(?P<endpoint>[^/]+)"
-COMPONENT = "(/inference-components/(?P<component>[^/]+))?"
-# By the path of a POST.
-ROUTES = {
-    f"{ENDPOINT}/invocations": Gateway.invoke,
-    f"{ENDPOINT}/invocations-response-stream": Gateway.stream,
-    f"{ENDPOINT}/async-invocations": Gateway.invoke_later,
-    f"{ENDPOINT}{COMPONENT}/openai/v1/chat/completions": Gateway.chat,
-    "/": Gateway.control,
-}
-
-
-Handler = Callable[[Gateway, AwsExchange], Coroutine[Any, Any, None]]
-
-
-def _find_handler(exchange: AwsExchange) -> Handler | None:
-    """Return what answers the path, whose names it notes, or None if nothing does."""
-    for pattern, handler in ROUTES.items():
-        match = re.fullmatch(pattern, exchange.path)
-        if match:
-            exchange.names = match.groupdict()
-            return handler
-
-    return None
-
-
-async def _text_of_error(response: ContainerResponse) -> str:
-    """Return as much of a container's error as its client may see."""
-    content = b""
-    while len(content) < MAX_ERROR_BYTES:
-        chunk = await response.receive()
-        if not chunk:
-            break
-
-        content += chunk
-
-    return content.decode(errors="replace")
-
-
-def headers_for_client(response: ContainerResponse) -> list[Header]:
-    """Return what a client gets of the container's headers, beside the content type, and the
-    variant.
-    """
-    headers = [("x-Amzn-Invoked-Production-Variant", VARIANT)]
-    for name in PASSED:
-        headers.append((PREFIX + name, response.header(PREFIX + name)))
-
-    session = response.header(PREFIX + "Session-Id")
-    if "; Expires=" in session and not response.header(PREFIX + "New-Session-Id"):
-        headers.append((PREFIX + "New-Session-Id", session))
-
-    return headers
-
-
-async def _refuse(exchange: AwsExchange, error: LmiError) -> None:
-    """Answer with an error. A client whose answer has begun loses its connection, so
-    that it knows.
-    """
-    if exchange.status:
-        log.warning("request %s was cut: %s", exchange.request_id, error)
-        return
-
-    if isinstance(error, AwsError):
-        await exchange.send_error(error)
-    elif isinstance(error, Overloaded):
-        await exchange.send_error(unavailable(str(error)))
-    elif isinstance(error, ForeignPage):
-        await exchange.send_error(AwsError("AccessDeniedException", error.status, str(error)))
-    else:
-        await exchange.send_error(AwsError("ValidationError", 400, str(error)))
 
 
 class AwsProtocol(GuardedProtocol):
     """HTTP/1.1 whose refusals have the form of AWS's API too."""
 
     def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
+        """Return the body and further lines of the head of a refusal."""
         message = str(refusal)
         if refusal.status == 503:
             error = unavailable(message)

@@ -13,7 +13,7 @@ import mmap
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from math import prod
@@ -40,7 +40,7 @@ MAX_ELEMENTS = 1 << 40
 MAX_NAME_BYTES = 65_535
 MAX_TEXT_BYTES = 64 << 20
 MAX_METADATA_BYTES = 256 << 20
-# The items of all arrays together.
+# The items of all arrays of a file together.
 MAX_ITEMS = 8 << 20
 MAX_ALIGNMENT = 1 << 16
 
@@ -143,6 +143,18 @@ OTHER_TYPES = {
 """The names of types that are refused."""
 
 
+class _Description(NamedTuple):
+    """What the head of a file says of a tensor."""
+
+    name: str
+    type: TensorType
+    # As in numpy: what changes fastest in the file is last.
+    shape: tuple[int, ...]
+    # The first byte, counted from the beginning of the data.
+    offset: int
+    num_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """Where a tensor lies. Its shape is as in numpy: what changes fastest in the file is last."""
@@ -157,6 +169,7 @@ class StoredTensor:
 
     @property
     def end(self) -> int:
+        """The first byte behind it, counted from the beginning of the file."""
         return self.start + self.num_bytes
 
 
@@ -256,6 +269,7 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def _read_file(path: Path) -> GgufModel:
+    """Read one file as a model of its own. Raises ModelUnusable."""
     try:
         with path.open("rb") as file:
             if path.stat().st_size == 0:
@@ -284,6 +298,7 @@ class _HeadReader:
         self._num_items = 0
 
     def model(self) -> GgufModel:
+        """Read the whole head."""
         num_tensors, num_pairs = self._start()
         metadata = self._metadata(num_pairs)
         alignment = metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT)
@@ -294,10 +309,10 @@ class _HeadReader:
                 f"{shorten(alignment)}"
             )
 
-        described = [self._tensor(alignment) for _ in range(num_tensors)]
+        descriptions = [self._description(alignment) for _ in range(num_tensors)]
         # The data begins at the next multiple of the alignment.
         first_byte = -(-self._offset // alignment) * alignment
-        tensors = self._placed(described, first_byte)
+        tensors = self._placed(descriptions, first_byte)
         return GgufModel((self._path,), metadata, tensors)
 
     def _start(self) -> tuple[int, int]:
@@ -323,6 +338,7 @@ class _HeadReader:
         return num_tensors, num_pairs
 
     def _metadata(self, num_pairs: int) -> dict[str, Any]:
+        """Read the pairs, and return their values by key."""
         metadata: dict[str, Any] = {}
         for _ in range(num_pairs):
             key = self._text(MAX_NAME_BYTES)
@@ -341,6 +357,7 @@ class _HeadReader:
         return metadata
 
     def _kind(self, key: str) -> ValueKind:
+        """Read the kind of the value, or of the items of the array, that a key has."""
         number = self._number(ValueKind.UINT32)
         try:
             return ValueKind(number)
@@ -348,6 +365,7 @@ class _HeadReader:
             raise ValueError(f"{shorten(key)} has a value of the unknown kind {number}") from None
 
     def _array(self, key: str) -> list[Any]:
+        """Read the items of an array, which are of one kind."""
         kind = self._kind(key)
         if kind is ValueKind.ARRAY:
             raise ValueError(f"{shorten(key)} is an array of arrays")
@@ -371,6 +389,7 @@ class _HeadReader:
         return values
 
     def _value(self, key: str, kind: ValueKind) -> Any:
+        """Read a value that is no array."""
         if kind is ValueKind.TEXT:
             return self._text(MAX_TEXT_BYTES)
 
@@ -381,13 +400,14 @@ class _HeadReader:
         return number
 
     def _bool(self, key: str, byte: int) -> bool:
+        """Return whether a byte that stands for a bool is 1. Any but 0 and 1 is a fault."""
         if byte not in (0, 1):
             raise ValueError(f"{shorten(key)} must be true or false, given the byte {byte}")
 
         return byte == 1
 
-    def _tensor(self, alignment: int) -> StoredTensor:
-        """Read the description of a tensor. Its place is counted from the beginning of the data."""
+    def _description(self, alignment: int) -> _Description:
+        """Read the description of a tensor."""
         name = self._text(MAX_NAME_BYTES)
         num_dimensions = self._number(ValueKind.UINT32)
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
@@ -404,15 +424,16 @@ class _HeadReader:
                 f"numbers"
             )
 
-        kind = self._type_of(name, self._number(ValueKind.UINT32))
-        num_blocks, remainder = divmod(shape[-1], kind.num_elements)
+        type = self._type_of(name, self._number(ValueKind.UINT32))
+        num_blocks, remainder = divmod(shape[-1], type.num_elements)
         if remainder:
             raise ValueError(
-                f"tensor {shorten(name)} has rows of {shape[-1]} numbers, {kind.name} needs a "
-                f"multiple of {kind.num_elements}"
+                f"tensor {shorten(name)} has rows of {shape[-1]} numbers, {type.name} needs a "
+                f"multiple of {type.num_elements}"
             )
 
-        num_bytes = prod(shape[:-1]) * num_blocks * kind.num_bytes
+        num_rows = prod(shape[:-1])
+        num_bytes = num_rows * num_blocks * type.num_bytes
         offset = self._number(ValueKind.UINT64)
         if offset % alignment:
             raise ValueError(
@@ -420,34 +441,35 @@ class _HeadReader:
                 f"of {alignment}"
             )
 
-        return StoredTensor(self._path, name, kind, shape, offset, num_bytes)
+        return _Description(name, type, shape, offset, num_bytes)
 
     def _type_of(self, name: str, number: int) -> TensorType:
+        """Return the type that a file names by a number, for the tensor of this name."""
         if number in TENSOR_TYPES:
             return TENSOR_TYPES[number]
 
         type_name = OTHER_TYPES.get(number, f"the unknown type {number}")
-        readable = ", ".join(kind.name for kind in TENSOR_TYPES.values())
+        readable = ", ".join(type.name for type in TENSOR_TYPES.values())
         raise ValueError(
             f"tensor {shorten(name)} is {type_name}, which is not read, only {readable}"
         )
 
-    def _placed(self, described: list[StoredTensor], first_byte: int) -> dict[str, StoredTensor]:
-        """Return the tensors by name, with their places counted from the beginning of the file."""
+    def _placed(self, descriptions: list[_Description], first_byte: int) -> dict[str, StoredTensor]:
+        """Return the tensors by name, in a file whose data begins at `first_byte`."""
         tensors: dict[str, StoredTensor] = {}
-        for tensor in described:
-            if tensor.name in tensors:
-                raise ValueError(f"it has tensor {shorten(tensor.name)} twice")
+        for name, type, shape, offset, num_bytes in descriptions:
+            if name in tensors:
+                raise ValueError(f"it has tensor {shorten(name)} twice")
 
-            start = first_byte + tensor.start
-            if start + tensor.num_bytes > len(self._data):
+            start = first_byte + offset
+            tensor = StoredTensor(self._path, name, type, shape, start, num_bytes)
+            if tensor.end > len(self._data):
                 raise ValueError(
-                    f"tensor {shorten(tensor.name)} lies in bytes {start} to "
-                    f"{start + tensor.num_bytes}, the file has {len(self._data)}: it is cut short "
-                    f"or damaged"
+                    f"tensor {shorten(name)} lies in bytes {start} to {tensor.end}, the file has "
+                    f"{len(self._data)}: it is cut short or damaged"
                 )
 
-            tensors[tensor.name] = replace(tensor, start=start)
+            tensors[name] = tensor
 
         in_order = sorted(tensors.values(), key=lambda tensor: tensor.start)
         for former, latter in pairwise(in_order):
@@ -459,11 +481,13 @@ class _HeadReader:
         return tensors
 
     def _number(self, kind: ValueKind) -> Any:
+        """Read a number. A bool is its byte."""
         form = f"<{FORMATS[kind]}"
         data = self._take(struct.calcsize(form))
         return struct.unpack(form, data)[0]
 
     def _text(self, max_bytes: int) -> str:
+        """Read a text, which its length in bytes precedes."""
         length = self._number(ValueKind.UINT64)
         if length > max_bytes:
             raise ValueError(
@@ -502,6 +526,7 @@ class _HeadReader:
         return texts
 
     def _take(self, length: int) -> bytes:
+        """Read so many bytes."""
         if length > len(self._data) - self._offset:
             raise ValueError(f"it ends within its head, at byte {len(self._data)}")
 

@@ -16,7 +16,7 @@ from botocore import __version__
 from botocore.model import Shape
 from botocore.validate import ParamValidator
 
-from lmi.gateway.exchange import spelled
+from lmi.gateway.members import spelled
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 
 from lmi.gateway.async_invocations import EXPIRED, STOPPED, AsyncInvocations, AsyncJob
 from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint, WatchedContainer
-from lmi.gateway.exchange import AwsError
+from lmi.gateway.errors import AwsError
 from tests.gateway.gateways import (
     Gateway,
     ScriptedContainer,

@@ -6,7 +6,7 @@ import botocore.session
 import pytest
 from botocore.model import OperationModel, Shape
 
-from lmi.gateway.exchange import ENDPOINT_NAME, MEMBERS, AwsMember
+from lmi.gateway.members import ENDPOINT_NAME, MEMBERS, AwsMember
 
 MODEL = botocore.session.Session().get_service_model("sagemaker-runtime")
 TEXT = next(m for m in MEMBERS["InvokeEndpoint"] if m.name == "InferenceId")

@@ -1,0 +1,163 @@
+"""Checks who signed a request: AWS's signatures of version 4."""
+
+import hashlib
+import hmac
+import re
+import time
+from calendar import timegm
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lmi.errors import BadConfiguration
+from lmi.gateway.errors import AwsError
+from lmi.gateway.exchange import AwsExchange
+
+SERVICE = "sagemaker"
+# By so much the time of a signature may differ from ours.
+MAX_SKEW_S = 300.0
+AUTHORIZATION = re.compile(
+    r"AWS4-HMAC-SHA256 "
+    r"Credential=(?P<key>[^/,]+)/(?P<day>\d{8})/(?P<region>[^/,]+)/(?P<service>[^/,]+)/"
+    r"aws4_request, *"
+    r"SignedHeaders=(?P<headers>[^,]+), *Signature=(?P<signature>[0-9a-f]{64})"
+)
+# These are always among the signed headers.
+REQUIRED = {"host", "x-amz-date"}
+# AWS has this rule, and these choose the model or its session.
+SIGNED_IF_SENT = (
+    "x-amz-",
+    "x-amzn-sagemaker-",
+)
+# It is compared with the body.
+DIGEST = "x-amz-content-sha256"
+TIME_FORM = "%Y%m%dT%H%M%SZ"
+NO_MATCH = "The request signature we calculated does not match the signature you provided."
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """What the head of a request says of its signature."""
+
+    # The names of the headers that are signed.
+    names: list[str]
+    region: str
+    date: str
+    signature: str
+    # The digest of the body, in hex.
+    digest: str | None
+
+
+class Signatures:
+    """Checks signatures made with the credentials in `environ`. Raises BadConfiguration without
+    these or botocore.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        key = environ.get("AWS_ACCESS_KEY_ID")
+        secret = environ.get("AWS_SECRET_ACCESS_KEY")
+        if not key or not secret:
+            names = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            raise BadConfiguration(f"--check-signatures needs {names}, as clients do")
+
+        try:
+            from botocore.credentials import Credentials  # type: ignore[import-untyped]
+        except ModuleNotFoundError:
+            raise BadConfiguration("--check-signatures needs botocore: pip install boto3") from None
+
+        self._credentials = Credentials(key, secret, environ.get("AWS_SESSION_TOKEN") or None)
+
+    def check_head(self, exchange: AwsExchange) -> Signed:
+        """Return what the head says of the signature, before a byte of the body is read.
+
+        Raises AwsError unless it is by these credentials, lately made and bound to this request.
+        Where the head has the digest of the body, as that of S3's clients, the signature itself is
+        checked here.
+        """
+        authorization = AUTHORIZATION.fullmatch(exchange.headers.get("authorization", ""))
+        if authorization is None:
+            raise AwsError(
+                "MissingAuthenticationTokenException", 403, "Missing Authentication Token"
+            )
+
+        token = exchange.headers.get("x-amz-security-token")
+        credentials = (self._credentials.access_key, self._credentials.token)
+        if (authorization["key"], token) != credentials:
+            message = "The security token included in the request is invalid."
+            raise AwsError("UnrecognizedClientException", 403, message)
+
+        date = exchange.headers.get("x-amz-date", "")
+        try:
+            skew_s = abs(time.time() - timegm(time.strptime(date, TIME_FORM)))
+        except ValueError:
+            skew_s = float("inf")
+
+        if skew_s > MAX_SKEW_S or not date.startswith(authorization["day"]):
+            raise _wrong(
+                f"Signature expired or not yet current: X-Amz-Date is more than {MAX_SKEW_S:g} s "
+                f"off."
+            )
+
+        # What anyone could have added to a signed request, whose meaning it changes.
+        names = authorization["headers"].split(";")
+        sent = {name for name in exchange.headers.keys() if name.startswith(SIGNED_IF_SENT)}
+        unsigned = sorted(sent - {DIGEST, *names})
+        if unsigned:
+            raise _wrong(
+                f"There were headers present in the request which were not signed: "
+                f"{', '.join(unsigned)}"
+            )
+
+        # A signature that is not bound to this request would be good for others too.
+        is_bound = REQUIRED <= set(names) and authorization["service"] == SERVICE
+        if not is_bound:
+            raise _wrong(NO_MATCH)
+
+        digest = exchange.headers.get(DIGEST)
+        signature = authorization["signature"]
+        signed = Signed(names, authorization["region"], date, signature, digest)
+        if digest is not None:
+            # It may be none, as UNSIGNED-PAYLOAD.
+            if not re.fullmatch("[0-9a-f]{64}", digest):
+                raise _wrong(NO_MATCH)
+
+            self._compare(exchange, signed, digest)
+
+        return signed
+
+    def check_body(self, exchange: AwsExchange, signed: Signed) -> None:
+        """Raise AwsError unless the body is the one that was signed."""
+        digest = hashlib.sha256(exchange.payload).hexdigest()
+        if signed.digest is None:
+            self._compare(exchange, signed, digest)
+        elif signed.digest != digest:
+            raise _wrong(NO_MATCH)
+
+    def _compare(self, exchange: AwsExchange, signed: Signed, digest: str) -> None:
+        """Raise AwsError unless the request has the signature that it has with this digest of its
+        body.
+        """
+        from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
+        from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
+
+        scope = exchange.scope
+        query = scope["query_string"].decode("latin-1")
+        url = f"http://{exchange.headers['host']}{scope['raw_path'].decode('latin-1')}"
+        if query:
+            url += f"?{query}"
+
+        headers = {name: ",".join(exchange.headers.getlist(name)) for name in signed.names}
+        request = AWSRequest(exchange.method, url, headers)
+        request.context["timestamp"] = signed.date
+
+        signer = SigV4Auth(self._credentials, SERVICE, signed.region)
+        signer.payload = lambda request: digest
+        canonical_request = signer.canonical_request(request)
+        text_to_sign = signer.string_to_sign(request, canonical_request)
+        signature = signer.signature(text_to_sign, request)
+        if not hmac.compare_digest(signature, signed.signature):
+            raise _wrong(NO_MATCH)
+
+
+def _wrong(message: str) -> AwsError:
+    """The signature is not that of this request, made lately."""
+    return AwsError("InvalidSignatureException", 403, message)
