@@ -37,6 +37,7 @@ FAILURE = "invoke handler failure"
 
 
 def default_format(model: ModelConfig) -> AnswerFormat:
+    """Return the format of all answers: the server's settings choose it."""
     if model.enable_streaming:
         return AnswerFormat(output_format=OutputFormat.JSONLINES)
 
@@ -44,6 +45,7 @@ def default_format(model: ModelConfig) -> AnswerFormat:
 
 
 def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[AnswerFormat]:
+    """Read a body with one text or a list of them. Raises MalformedRequest."""
     fields = read_inputs(body, content_type, MAX_INPUTS)
     if "inputs" not in fields:
         raise MalformedRequest("inputs is missing")
@@ -65,6 +67,7 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[A
 
 
 def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
+    """Check the parameters, and return a request for each text."""
     fields = message.fields
     format = message.format
     parameters = dict(fields.get("parameters") or {})

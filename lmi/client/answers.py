@@ -64,6 +64,7 @@ class LineCutter:
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of an answer that comes in pieces. Raises OddAnswer."""
     lines = LineCutter()
     for piece in pieces:
         yield from lines.feed(piece)
@@ -72,6 +73,7 @@ def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 async def lines_of_async(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """Yield the lines of an answer that comes in pieces. Raises OddAnswer."""
     lines = LineCutter()
     async for piece in pieces:
         for line in lines.feed(piece):
@@ -100,6 +102,7 @@ class Whole:
 
     @property
     def data(self) -> bytes:
+        """What has come, of an error at most MAX_ERROR_BYTES."""
         if self._is_success:
             return bytes(self._data)
 
@@ -107,6 +110,7 @@ class Whole:
 
 
 def whole_of(pieces: Iterable[bytes], is_success: bool) -> bytes:
+    """Return the answer that comes in pieces. Raises OddAnswer."""
     whole = Whole(is_success)
     for piece in pieces:
         if not whole.feed(piece):
@@ -116,6 +120,7 @@ def whole_of(pieces: Iterable[bytes], is_success: bool) -> bytes:
 
 
 async def whole_of_async(pieces: AsyncIterable[bytes], is_success: bool) -> bytes:
+    """Return the answer that comes in pieces. Raises OddAnswer."""
     whole = Whole(is_success)
     async for piece in pieces:
         if not whole.feed(piece):

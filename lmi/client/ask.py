@@ -71,6 +71,7 @@ class Talk:
                 self._model = answers.first_model_of(body)
 
     def close(self) -> None:
+        """Close the connections to the server."""
         self._client.close()
 
     def chat(self, system_prompt: str | None, quick: str | None) -> None:

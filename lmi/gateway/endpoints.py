@@ -86,12 +86,15 @@ class WatchedContainer(Container):
 
 @dataclass(frozen=True)
 class AwsEndpoint:
+    """An endpoint: a name, and the container behind it."""
+
     name: str
     container: WatchedContainer
     # In seconds since 1970.
     created_s: float = field(default_factory=time.time)
 
     def summary(self, status: str, region: str) -> Members:
+        """Return the endpoint as ListEndpoints tells of it."""
         return {
             "EndpointName": self.name,
             "EndpointArn": f"arn:aws:sagemaker:{region}:{ACCOUNT}:endpoint/{self.name}",
@@ -110,6 +113,8 @@ class AwsEndpoint:
 
 
 class Described(msgspec.Struct):
+    """The input of DescribeEndpoint."""
+
     EndpointName: str
 
 
@@ -128,6 +133,7 @@ class Listed(msgspec.Struct):
     LastModifiedTimeBefore: float = float("inf")
 
     def takes(self, endpoint: Members) -> bool:
+        """Whether an endpoint is one of those that the input asks for."""
         created_s = endpoint["CreationTime"]
         modified_s = endpoint["LastModifiedTime"]
         return (
@@ -195,6 +201,7 @@ class Endpoints:
         raise invalid(f"Inference Component {component} of endpoint {endpoint} not found.")
 
     async def describe(self, body: bytes, region: str) -> Members:
+        """Answer DescribeEndpoint."""
         name = _decode(body, Described).EndpointName
         try:
             endpoint = self.find(name)

@@ -76,6 +76,7 @@ class AsIs:
     """One part for each chunk, at once."""
 
     async def cut(self, response: ContainerResponse) -> AsyncGenerator[bytes]:
+        """Yield the parts of a response as it comes."""
         while chunk := await response.receive():
             yield chunk
 
@@ -87,6 +88,7 @@ class Coalesced:
     wait_s: float = 0.05
 
     async def cut(self, response: ContainerResponse) -> AsyncGenerator[bytes]:
+        """Yield the parts of a response as it comes."""
         chunk = b""
         while True:
             part = bytearray(chunk or await response.receive())
@@ -114,6 +116,7 @@ class Split:
     num_bytes: int = 7
 
     async def cut(self, response: ContainerResponse) -> AsyncGenerator[bytes]:
+        """Yield the parts of a response as it comes."""
         unsent = b""
         while chunk := await response.receive():
             unsent += chunk

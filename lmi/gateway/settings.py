@@ -198,5 +198,6 @@ def _option(setting: Field[Any], default: object) -> click.Option:
 
 
 def options() -> list[click.Parameter]:
+    """Return the flags of `lmi gateway`."""
     defaults = GatewaySettings()
     return [_option(setting, getattr(defaults, setting.name)) for setting in fields(defaults)]

@@ -35,6 +35,7 @@ class FolderOutput:
         self._folder = folder.absolute()
 
     def url(self, path: str) -> str:
+        """Return the URL of the answer at `path`."""
         return (self._folder / path).as_uri()
 
     def write(self, path: str, data: bytes, media_type: str) -> None:
@@ -76,6 +77,7 @@ class S3Output:
         self._root = root.rstrip("/")
 
     def url(self, path: str) -> str:
+        """Return the URL of the answer at `path`."""
         return f"{self._root}/{path}"
 
     def write(self, path: str, data: bytes, media_type: str) -> None:

@@ -151,6 +151,7 @@ class TargetModels:
         self._loaded: dict[str, LoadedModels] = {}
 
     async def close(self) -> None:
+        """End what loads and unloads models, at every container."""
         await asyncio.gather(*(loaded.close() for loaded in self._loaded.values()))
 
     @asynccontextmanager

@@ -241,6 +241,7 @@ def key(name: str) -> str:
 
 
 def check_name(name: str, parameter: str = "name") -> None:
+    """Raise InvalidParameter for a name against NAME_RULE."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise InvalidParameter(parameter, NAME_RULE, name)
 

@@ -76,6 +76,7 @@ class _Document:
         self.has_changed = not self._is_whole or bool(self._anchors)
 
     def rewritten(self) -> dict[str, Any]:
+        """Return the schema with pointers as its references."""
         schema: dict[str, Any] = self._rewritten(self._root, self._base)
         return schema
 

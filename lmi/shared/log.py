@@ -101,6 +101,7 @@ def follow(level: int) -> None:
 
 
 def is_text(format: str) -> bool:
+    """Whether lines in this format are text for people."""
     return format == "text" or (format == "auto" and os.isatty(_fd))
 
 
@@ -114,6 +115,7 @@ def count_dropped_in(record: object, field: str = "num_log_lines_dropped") -> No
 
 
 def add_dropped(num_lines: int) -> None:
+    """Count lines of this process that were dropped."""
     record, field = _tally
     setattr(record, field, getattr(record, field) + num_lines)
 
@@ -206,6 +208,7 @@ class LineFormatter(logging.Formatter):
 
 
 def as_json(fields: dict[str, Any]) -> str:
+    """Return the line of an event as JSON."""
     safe = {}
     for name, value in fields.items():
         is_string = isinstance(value, str)
@@ -221,6 +224,7 @@ def as_json(fields: dict[str, Any]) -> str:
 
 
 def as_text(fields: dict[str, Any], *, has_colours: bool = False) -> str:
+    """Return the line of an event as text for people."""
     extra = dict(fields)
     ts = extra.pop("ts")
     level = extra.pop("level")

@@ -78,6 +78,8 @@ class ControlGroup(NamedTuple):
 
 
 class MemoryLimit(NamedTuple):
+    """How much memory this process may use, and what says so."""
+
     num_bytes: int
     # The file that says it, or "" for the memory of the machine.
     source: str
@@ -317,6 +319,7 @@ class Machine:
 
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Self:
+        """Return what this process finds."""
         return cls(
             num_usable_cores(),
             cls._gpus(environ),

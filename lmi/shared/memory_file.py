@@ -18,6 +18,8 @@ READ_S = 1.0
 
 
 class MemoryFile:
+    """A file in memory, which one process writes and others read."""
+
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
@@ -31,6 +33,7 @@ class MemoryFile:
         return file
 
     def write(self, data: bytes) -> None:
+        """Replace what the file holds. A reader gets the old data or the new."""
         whole = hashlib.sha256(data).digest() + data
         os.pwrite(self.fd, whole, 0)
         os.ftruncate(self.fd, len(whole))

@@ -113,6 +113,7 @@ def _fields_of_stat(path: Path) -> list[str]:
 
 
 def describe_exit(code: int) -> str:
+    """Return how a process ended, as the end of a sentence about it."""
     if code >= 0:
         return f"exited with code {code}"
 

@@ -79,6 +79,7 @@ def guard_streams() -> None:
 
 
 def stream(fd: int) -> TextIO:
+    """Return a text stream to a descriptor, whose writes raise nothing."""
     raw = io.BufferedWriter(_File(fd), BUFFER_BYTES)
     return io.TextIOWrapper(
         raw, "utf-8", "backslashreplace", line_buffering=True, write_through=True
@@ -179,11 +180,13 @@ class Allowance:
         self._looked_s = time.monotonic()
 
     def left(self, now: float) -> float:
+        """Return what may be spent at this time of `time.monotonic`."""
         self._left = min(self._burst, self._left + self._per_s * (now - self._looked_s))
         self._looked_s = now
         return self._left
 
     def spend(self, amount: float) -> None:
+        """Note that so much was spent."""
         self._left = max(0.0, self._left - amount)
 
 
@@ -199,12 +202,14 @@ def send(fd: int, data: bytes) -> int:
 
 
 def can_be_written(fd: int) -> bool:
+    """Whether a descriptor takes data now."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return bool(poll.poll(0))
 
 
 def pipe_unread_bytes(fd: int) -> int:
+    """Return how many bytes of a pipe nobody has read yet."""
     [num_bytes] = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
     return int(num_bytes)
 

@@ -40,11 +40,14 @@ class Field:
         self.offset = 0
 
     def bytes_in(self, record: Record) -> memoryview:
+        """Return the bytes of this field in a record."""
         start = (record.base + self.offset) * WORD
         return record.block.raw[start : start + self.num_words * WORD]
 
 
 class Int(Field):
+    """A whole number."""
+
     def __get__(self, record: Record, owner: type) -> int:
         return record.block.ints[record.base + self.offset]
 
@@ -53,6 +56,8 @@ class Int(Field):
 
 
 class Float(Field):
+    """A floating-point number."""
+
     def __get__(self, record: Record, owner: type) -> float:
         return record.block.floats[record.base + self.offset]
 
@@ -92,12 +97,15 @@ class Counters(Field):
 
 
 class CounterView:
+    """The counters of one record, by label."""
+
     def __init__(self, counters: Counters, record: Record) -> None:
         self._index = counters.index
         self._ints = record.block.ints
         self._start = record.base + counters.offset
 
     def add(self, label: str, amount: int = 1) -> None:
+        """Add to the counter of a label; the last label stands for all that are unknown."""
         i = self._index.get(label, len(self._index) - 1)
         self._ints[self._start + i] += amount
 
@@ -107,6 +115,7 @@ class CounterView:
             self._ints[self._start + i] = values.get(label, 0)
 
     def items(self) -> Iterator[tuple[str, int]]:
+        """Yield each label and its count."""
         for label, i in self._index.items():
             yield label, self._ints[self._start + i]
 
@@ -138,6 +147,7 @@ class HistogramView:
         self._sum_at = self._start + len(self.bounds) + 1
 
     def observe(self, value: float, count: int = 1) -> None:
+        """Count a value, or `count` equal ones."""
         self._ints[self._start + bisect_left(self.bounds, value)] += count
         self._floats[self._sum_at] += value * count
 
@@ -148,6 +158,7 @@ class HistogramView:
 
     @property
     def sum(self) -> float:
+        """The sum of the values."""
         return self._floats[self._sum_at]
 
 
@@ -286,6 +297,8 @@ LENGTH_BOUNDS = tuple(digit * 10**power for power in range(6) for digit in (1, 2
 
 
 class Phase(enum.IntEnum):
+    """How far a process is, or the server."""
+
     STARTING = 0
     LOADING = 1
     READY = 2
@@ -299,6 +312,8 @@ class Phase(enum.IntEnum):
 
 
 class SupervisorRecord(Record):
+    """What the supervisor tells all processes of the server."""
+
     pid = Int(is_gauge=True)
     phase = Int()
     # Why it failed or drains, one line for people.
@@ -523,6 +538,7 @@ class Block:
 
     @classmethod
     def attach(cls, path: Path) -> Block:
+        """Map the block that another process has made."""
         with open(path, "r+b") as file:
             return cls(mmap.mmap(file.fileno(), 0))
 

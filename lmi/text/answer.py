@@ -43,6 +43,7 @@ class AnswerText:
 
     @property
     def stop_string(self) -> str | None:
+        """The text that ended the answer, if one did."""
         return None if self._stop is None else self._stop.matched
 
     def feed(

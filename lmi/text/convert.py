@@ -10,6 +10,7 @@ import sys
 
 
 def main(folder: str) -> None:
+    """Print the tokenizer of a folder. Exits with a line on standard error for a fault."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         from transformers import AutoTokenizer

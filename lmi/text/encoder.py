@@ -35,6 +35,7 @@ MAX_ADDED_TOKENS = 1024
 
 
 def main() -> None:
+    """Encode the texts that come on standard input, until it ends."""
     requests = sys.stdin.buffer
     answers = sys.stdout.buffer
 

@@ -367,6 +367,7 @@ class Tokenizer:
         return ids[length:]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids. Raises GenerationFailed."""
         with _explained(GenerationFailed, GAVE_UP):
             return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 

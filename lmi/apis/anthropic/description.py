@@ -123,6 +123,7 @@ SCHEMAS = {
 
 
 def describe(config: Config) -> ApiDescription:
+    """Describe the routes of messages and of their tokens."""
     about = "Anthropic's API, with which coding agents work." + about_defaults(config.model)
     rules = [ANTHROPIC.errors]
     api = ApiDescription(

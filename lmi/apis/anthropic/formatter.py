@@ -21,6 +21,8 @@ STOP_REASONS = {
 
 
 class MessageStream(BlockStream):
+    """Writes a message as events."""
+
     kind = "message"
     id_prefix = "msg_"
     block_types = {Text: "text", Thought: "thinking", ToolCall: "tool_use", Arguments: "tool_use"}
@@ -132,6 +134,7 @@ class MessageStream(BlockStream):
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
+        """Return an error as an event of a stream, else as a body."""
         error_object: dict[str, Any] = {"type": error.kind, "message": error.message}
         if error.details is not None:
             error_object["details"] = error.details
@@ -141,5 +144,7 @@ class MessageStream(BlockStream):
 
 
 class MessageWhole(MessageStream):
+    """Writes a message as one object."""
+
     media_type = JSON
     is_streaming = False

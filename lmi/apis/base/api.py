@@ -58,6 +58,7 @@ def joined(tokens: Sequence[Token]) -> Token:
 
 
 def text_of(tokens: Sequence[Token]) -> str:
+    """Return the text of the tokens of one step."""
     return tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
 
 
@@ -88,10 +89,8 @@ class AsyncFormatter(ABC):
     is_streaming: bool
     # The body is sent as it is, without the API's line end.
     is_verbatim: bool = False
-    begins_early: ClassVar[bool] = (
-        # A stream may begin without a token, and say that it waits.
-        False
-    )
+    # A stream may begin without a token, and say that it waits.
+    begins_early: ClassVar[bool] = False
 
     async def begin(self) -> None:
         """Get ready, before anything is generated."""
@@ -137,6 +136,7 @@ class Formatter(AsyncFormatter, Generic[Format]):
 
     @classmethod
     def record(cls, data: bytes) -> bytes:
+        """Return a record that holds this JSON."""
         return cls.opening + one_line(data) + cls.closing
 
     def _full_text(self, text: str) -> str:
@@ -296,6 +296,7 @@ class ErrorRules:
         return Rendered(row.status, media_type, body, retry_header(error))
 
     def status_of(self, kind: type[LmiError]) -> int:
+        """Return the status that errors of this class have here."""
         row = self._row_of(kind)
         return kind.status if row is None else row.status
 
@@ -338,6 +339,7 @@ class Forms(NamedTuple):
     lines: type[Formatter[Any]] | None = None
 
     def formatter(self, parsed: Parsed[Any]) -> Formatter[Any]:
+        """Return the formatter of the answer to this body."""
         if parsed.format.is_streamed:
             return self._stream(parsed.format)(parsed)
 
@@ -390,6 +392,9 @@ class Api(Generic[Format]):
         return body + self.json_end if media_type == JSON else body
 
     def for_accept(self, accept: str) -> Self:
+        """Return the API for a client with this Accept: whose streams are events, if it asks for
+        them.
+        """
         if self.read_for_events is None or "text/event-stream" not in accept.lower():
             return self
 

@@ -269,6 +269,7 @@ class ParameterTable(dict[str, Parameter]):
         return frozenset(self._read_rows)
 
     def wire(self, name: str) -> str:
+        """Return the name on the wire of the row `name`."""
         return self._wire.get(name, name)
 
     def named(self, name: str) -> str:

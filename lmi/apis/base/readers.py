@@ -149,14 +149,17 @@ class Parsed(Generic[Format]):
 
     @property
     def num_sequences(self) -> int:
+        """How many sequences the engines generate for the body."""
         return sum(request.num_sequences for request in self.requests)
 
     @property
     def num_places(self) -> int:
+        """How many places the requests take in queues."""
         return sum(request.num_places for request in self.requests)
 
     @property
     def request(self) -> GenerationRequest:
+        """The only request."""
         [request] = self.requests
         return request
 
@@ -290,6 +293,8 @@ def checked(
 
 
 def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
+    """Make a reader of an integer from `minimum` to `maximum`."""
+
     def fault(value: object) -> str:
         return int_fault(_as_integer(value), minimum, maximum)
 

@@ -38,6 +38,7 @@ SCHEMAS = {
 
 
 def describe(config: Config) -> ApiDescription:
+    """Describe the route of OpenAI's embeddings."""
     about = "OpenAI's embeddings, of an embedding model."
     rules = [EMBEDDINGS.errors]
     api = ApiDescription("Embeddings", about, config.model, SCHEMAS, content("OpenAIError"), rules)

@@ -26,10 +26,12 @@ class VectorsFormat(OpenAIFormat):
 
 
 def default_format(model: ModelConfig) -> VectorsFormat:
+    """Return the format of a body that says nothing of it."""
     return VectorsFormat(model=model.name, is_normalised=model.normalize)
 
 
 def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[VectorsFormat]:
+    """Read a body. Raises MalformedRequest."""
     fields = read_inputs(body, content_type, MAX_INPUTS)
     check_types(fields)
     format = default_format(model)
@@ -55,6 +57,7 @@ LMI_PARAMETERS = ParameterTable(
 
 
 def parse(message: Message[VectorsFormat]) -> Parsed[VectorsFormat]:
+    """Check the fields, and return a request for each text."""
     fields = message.fields
     format = message.format
     ignored = parameters.unknown(fields, KNOWN_FIELDS)

@@ -53,6 +53,7 @@ class OpenAIFormat(AnswerFormat):
 
     @property
     def holds_fields(self) -> bool:
+        """Whether it holds fields of the body, as they came."""
         return bool(self.tools) or self.state is not None
 
 

@@ -31,6 +31,8 @@ from lmi.types import AnswerEnd, Delta, WaitStatus
 
 
 class ChatWhole(OpenAIWhole):
+    """Writes the answer to a chat as one object."""
+
     kind = "chat.completion"
     id_prefix = "chatcmpl-"
 
@@ -58,6 +60,8 @@ class ChatWhole(OpenAIWhole):
 
 
 class ChatStream(OpenAIStream):
+    """Writes the answer to a chat as server-sent events."""
+
     kind = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
@@ -134,10 +138,11 @@ class ChatStream(OpenAIStream):
 
 
 class ChatLines(OpenAILines, ChatStream):
-    pass
+    """Writes the answer to a chat as lines."""
 
 
 def choice(index: int, fields: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    """Return a choice of a chunk, which adds `fields` to its message."""
     return {"index": index, "delta": fields, "logprobs": None, "finish_reason": finish_reason}
 
 
@@ -180,6 +185,7 @@ def _thought(text: str) -> dict[str, str]:
 
 
 def new_call(name: str) -> dict[str, Any]:
+    """Return a call of a function, whose arguments follow."""
     function = {"name": name, "arguments": ""}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
@@ -266,4 +272,5 @@ class BlockStream(OpenAIFormatter):
 
 
 def named_event(name: str, fields: Mapping[str, object]) -> bytes:
+    """Return a server-sent event with a name."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), one_line(dumps(fields)))

@@ -29,7 +29,11 @@ from lmi.types import Answer, AnswerEnd, Delta, Token, WaitStatus
 
 # JSON has no infinity, so this stands for it.
 LEAST_LOG_PROB = -9999.0
-REASONS = {AnswerEnd.LENGTH: "length", AnswerEnd.EOS_TOKEN: "stop", AnswerEnd.STOP_SEQUENCE: "stop"}
+FINISH_REASONS = {
+    AnswerEnd.LENGTH: "length",
+    AnswerEnd.EOS_TOKEN: "stop",
+    AnswerEnd.STOP_SEQUENCE: "stop",
+}
 
 
 class OpenAIFormatter(Formatter[OpenAIFormat]):
@@ -89,7 +93,7 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
         return {"prompt_token_ids": list(delta.prompt_token_ids)}
 
     def _reason(self, end: AnswerEnd, has_calls: bool = False) -> str:
-        reason = REASONS[end] if self._format.is_answer_wanted else "length"
+        reason = FINISH_REASONS[end] if self._format.is_answer_wanted else "length"
         return "tool_calls" if has_calls and reason == "stop" else reason
 
     def _prefill(self, delta: Delta) -> list[Token]:
@@ -130,6 +134,8 @@ def _kind_of_status(status: int) -> str:
 
 
 class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
+    """Writes an answer as one object."""
+
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         self._last_by_index: dict[int, Delta] = {}
@@ -182,6 +188,8 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
 
 
 class OpenAIStream(OpenAIFormatter):
+    """Writes an answer as server-sent events, of which the last is `[DONE]`."""
+
     media_type = SSE
     is_streaming = True
     opening = b"data: "
@@ -255,6 +263,8 @@ class OpenAIStream(OpenAIFormatter):
 
 
 class OpenAILines(OpenAIStream):
+    """Writes the objects of a stream as lines."""
+
     media_type = JSONLINES
     opening = b""
     closing = b"\n"
@@ -264,6 +274,8 @@ class OpenAILines(OpenAIStream):
 
 
 class Completion(OpenAIFormatter):
+    """Writes what whole completions and streamed ones have alike."""
+
     kind = "text_completion"
     id_prefix = "cmpl-"
 
@@ -339,11 +351,15 @@ class Completion(OpenAIFormatter):
 
 
 class CompletionWhole(Completion, OpenAIWhole):
+    """Writes a completion as one object."""
+
     def _choice(self, number: int, whole: Delta) -> dict[str, Any]:
         return self._new_fields(number, whole) | self._of_prompt(whole)
 
 
 class CompletionStream(Completion, OpenAIStream):
+    """Writes a completion as server-sent events."""
+
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         choice = self._new_fields(delta.index, delta)
         is_told = choice["text"] or delta.finish_reason or self._format.has_token_ids
@@ -351,7 +367,7 @@ class CompletionStream(Completion, OpenAIStream):
 
 
 class CompletionLines(OpenAILines, CompletionStream):
-    pass
+    """Writes a completion as lines."""
 
 
 def log_prob_fields(tokens: list[Token], format: OpenAIFormat) -> dict[str, Any]:
@@ -394,6 +410,7 @@ def prompt_log_prob(token: Token, num_top: int) -> dict[str, Any] | None:
 
 
 def name_of(token: Token, format: OpenAIFormat) -> str:
+    """Return a token's name in log-probs: how it is spelled, or its id where the format asks."""
     return f"token_id:{token.id}" if format.names_tokens_by_id else token.spelled_name
 
 

@@ -33,6 +33,7 @@ class ToolChoice(NamedTuple):
 
     @property
     def is_forced(self) -> bool:
+        """Whether the answer must be calls alone."""
         return self.mode in ("required", "function")
 
 
@@ -125,6 +126,7 @@ def tool_choice(value: object, tools: Tools, *, is_flat: bool = False) -> ToolCh
 
 
 def mode_choice(mode: str, tools: Tools) -> ToolChoice:
+    """Return the choice of a mode, which is none without tools. Raises InvalidParameter."""
     if mode == "required" and not tools:
         raise InvalidParameter("tool_choice", "given together with tools", mode)
 
@@ -132,6 +134,7 @@ def mode_choice(mode: str, tools: Tools) -> ToolChoice:
 
 
 def function_choice(place: str, name: object, tools: Tools) -> ToolChoice:
+    """Return the choice of one function. Raises InvalidParameter for one that is no tool."""
     if text(place, name) not in tools:
         raise InvalidParameter(place, "the name of one of tools", name)
 

@@ -122,6 +122,7 @@ SCHEMAS = {
 
 
 def describe(config: Config) -> ApiDescription:
+    """Describe the routes of responses and of their tokens."""
     about = "OpenAI's Responses, with which coding agents work. Nothing is kept."
     about += about_defaults(config.model)
     rules = [RESPONSES.errors]

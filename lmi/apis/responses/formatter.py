@@ -30,6 +30,8 @@ CONTENTS: dict[str, dict[str, Any]] = {
 
 
 class ItemsStream(BlockStream):
+    """Writes a response as events."""
+
     kind = "response"
     id_prefix = "resp_"
     block_types = {
@@ -162,6 +164,8 @@ class ItemsStream(BlockStream):
 
 
 class ItemsWhole(ItemsStream):
+    """Writes a response as one object."""
+
     media_type = JSON
     is_streaming = False
 

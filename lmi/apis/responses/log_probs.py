@@ -26,6 +26,7 @@ class TextLogProbs:
         self._pieces: list[_Piece] = []
 
     def add(self, tokens: Sequence[Token], log_probs: Sequence[dict[str, Any]]) -> None:
+        """Add the tokens that have come, each with its fields of log-probs."""
         for token, log_prob in zip(tokens, log_probs, strict=True):
             self._pieces.append(_Piece(token.text, log_prob))
 

@@ -168,6 +168,7 @@ class ResponseState:
         }
 
     def event(self, kind: str, **fields: Any) -> bytes:
+        """Return the next event, which has the next number."""
         data = {"type": kind, "sequence_number": self.num_events, **fields}
         self.num_events += 1
         return named_event(kind, data)
@@ -224,6 +225,7 @@ RESPONSES = ParameterTable(
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
+    """Check the fields of a response, and return its request."""
     ignored: list[str] = []
     values = {"max_new_tokens": None} | RESPONSES.read(message.fields, ignored)
     RESPONSES.check_together(values)

@@ -79,6 +79,7 @@ SCHEMAS = {
 
 
 def describe(config: Config) -> ApiDescription:
+    """Describe TGI's routes."""
     about = "Text Generation Inference 3.3."
     rules = [TGI.errors]
     api = ApiDescription("TGI", about, config.model, SCHEMAS, content("TgiError"), rules)

@@ -104,6 +104,7 @@ def read(
 
 
 def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
+    """Check the parameters, and return the request with its format."""
     fields = message.fields
     format = message.format
     parameter_fields = fields.get("parameters") or {}

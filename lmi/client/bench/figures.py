@@ -36,6 +36,7 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean and the percentiles of values, {} without any."""
     if not values:
         return {}
 

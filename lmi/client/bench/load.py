@@ -39,10 +39,12 @@ class Sample:
 
     @property
     def is_ok(self) -> bool:
+        """Whether the answer came whole."""
         return self.outcome == "200"
 
     @property
     def num_tokens(self) -> int:
+        """The number of tokens, by the server's report or else by the events with text."""
         return len(self.times_s) if self.num_reported is None else self.num_reported
 
     @property
