@@ -4,11 +4,7 @@ the KV cache.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -19,11 +15,11 @@ import pytest
 from handlers.lmi_vllm import about
 from lmi.errors import BadConfiguration, SecurityRefused
 from lmi.settings.config import EngineConfig
+from tests.handlers.vllm.asking import executor_of_vllm
 from tests.settings.settling import settle
 from tests.tiny_models import CONTEXT_LENGTH, tiny_model
 
 pytestmark = pytest.mark.vllm
-ROOT = Path(__file__).resolve().parents[3]
 
 
 # Keys and values, layers, heads, head_dim, 16 bits
@@ -385,47 +381,31 @@ def test_a_cache_that_is_given_in_vllms_words_is_left_alone(
     assert engine_arguments.keys() & words == {name}
 
 
-# Two engines in a separate process, since vLLM changes what torch does in its process.
-PROGRAM = """
-import json, sys
-from handlers.lmi_vllm.process_setup import hide_foreign_builds
-hide_foreign_builds()
-from handlers.lmi_vllm.arguments import AsyncEngineArgs, engine_arguments
-from lmi.settings.config import EngineConfig
-from vllm.v1.engine.llm_engine import LLMEngine
+def sizes_of_the_engine(**ours: Any) -> tuple[int, int, int]:
+    """The blocks of its cache, its context and its batch, as vLLM has set them."""
+    with warnings.catch_warnings():
+        # What vLLM's start warns of.
+        warnings.simplefilter("ignore")
+        settings = config(dtype="fp32", max_num_sequences=5, **ours)
+        executor = executor_of_vllm()(tiny_model("llama_wide"), settings)
 
-def sizes(**ours):
-    arguments = engine_arguments(EngineConfig(handler="vllm", max_num_sequences=5, **ours), sys.argv[1])
-    engine = LLMEngine.from_engine_args(AsyncEngineArgs(**arguments))
-    config = engine.vllm_config
-    return config.cache_config.num_gpu_blocks, config.model_config.max_model_len, config.scheduler_config.max_num_seqs
-
-if __name__ == "__main__":
-    print(json.dumps([sizes(), sizes(max_kv_cache_tokens=500)]))
-"""  # noqa: E501
+    # vLLM forgets the number of blocks when it ends.
+    with executor:
+        engine = executor._engine.config
+        return (
+            engine.cache_config.num_gpu_blocks,
+            engine.model_config.max_model_len,
+            engine.scheduler_config.max_num_seqs,
+        )
 
 
 @pytest.mark.timeout(300)
 def test_the_real_engine_has_the_cache_and_the_batch_that_were_asked_for() -> None:
-    environ = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    command = [sys.executable, "-c", PROGRAM, str(tiny_model("llama"))]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=230
-    )
-    assert done.returncode == 0, done.stderr
+    by_default = sizes_of_the_engine()
+    assert by_default == (5 * CONTEXT_LENGTH // 128 + 1, CONTEXT_LENGTH, 5)
 
-    by_default, bounded = json.loads(done.stdout.splitlines()[-1])
-    assert by_default == [5 * CONTEXT_LENGTH // 128 + 1, CONTEXT_LENGTH, 5]
-    # 500 tokens are four blocks, and the context is their capacity
-    assert bounded == [
-        4 + 1,
-        512,
-        5,
-    ]
+    # 500 tokens are four blocks, and the context is their capacity.
+    assert sizes_of_the_engine(max_kv_cache_tokens=500) == (4 + 1, 512, 5)
 
 
 def test_a_cache_that_cannot_hold_the_context_is_refused(
