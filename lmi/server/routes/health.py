@@ -68,8 +68,11 @@ def end_of(supervisor: SupervisorRecord) -> Health | None:
         return Health(500, {"status": "Failed", "reason": supervisor.reason})
 
     # A server with an heir goes on answering: the heir answers the other requests.
-    is_leaving = supervisor.phase in (Phase.LEAVING, Phase.DRAINING) and not supervisor.heir
-    return Health(503, {"status": "Draining"}) if is_leaving else None
+    is_leaving = supervisor.phase in (Phase.LEAVING, Phase.DRAINING)
+    if is_leaving and not supervisor.heir:
+        return Health(503, {"status": "Draining"})
+
+    return None
 
 
 def service_health(service: Service) -> Health:
