@@ -1,156 +1,45 @@
-"""The queue in front of an engine, beside an engine that is a clock: one step takes `step_s` and a
-bit for each row.
-"""
+"""The queue in front of an engine, beside an engine that is a clock."""
 
 from __future__ import annotations
 
-import heapq
-import math
 import random
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from lmi.engine.overload import MAX_RETRY_AFTER_S, ClientPatience, LearningQueue, Speed
 from lmi.engine.queue import QueueEntry, RequestQueue
-from lmi.errors import DeadlineExceeded, LmiError, Overloaded
+from lmi.errors import DeadlineExceeded, Overloaded
 from lmi.executor import DEFAULT_PRIORITY
-
-STEP_S = 0.02
-ROW_S = 0.0007
-PROMPT_TOKEN_S = 0.0002
-PLACES = 64
-TOKENS = 32
-PROMPT = 32
-CAPACITY = PLACES / (
-    TOKENS * (STEP_S + PLACES * ROW_S) + PLACES * PROMPT * PROMPT_TOKEN_S
-)  # answers a second
-
-
-@dataclass(order=True)
-class Arrival:
-    at_s: float
-    entry: QueueEntry = field(compare=False)
-    patience_s: float = field(default=1e9, compare=False)
-    num_tokens: int = field(default=TOKENS, compare=False)
+from scripts.benchmarks.overload import clocked
+from scripts.benchmarks.overload.clocked import (
+    CAPACITY,
+    PLACES,
+    PROMPT,
+    PROMPT_TOKEN_S,
+    ROW_S,
+    STEP_S,
+    TOKENS,
+    Arrival,
+    arrival,
+    hog,
+    poisson,
+)
 
 
-def arrival(
-    at_s: float,
-    client: str = "a",
-    *,
-    patience_s: float = 1e9,
-    num_tokens: int = TOKENS,
-    **more: object,
-) -> Arrival:
-    fields = {
-        "num_prompt_tokens": PROMPT,
-        "max_tokens": num_tokens,
-        "num_sequences": 1,
-        "is_streaming": True,
-        **more,
-    }
-    return Arrival(at_s, QueueEntry(client, arrived_s=at_s, **fields), patience_s, num_tokens)  # type: ignore[arg-type]
+class Engine(clocked.Engine):
+    """The clock behind a queue that learns."""
 
-
-class Engine:
-    """Runs entries, and notes how each ended and when: whole, refused, late or left."""
-
-    def __init__(self, step_s: float = STEP_S, **options: float) -> None:
-        self.queue = LearningQueue(
-            PLACES,
-            options.get("max_wait_s", 10.0),
-            int(options.get("num_express", 4)),
-            keeps_short=bool(options.get("keeps_short", True)),
-        )
-        self.ends: list[tuple[str, QueueEntry, float]] = []
-        # From the arrival to the first token
-        self.first_s: dict[QueueEntry, float] = {}
-        self._step_s = step_s
-        self._now = 0.0
-        self._looked_s = 0.0
-        # From when to when a step takes four times as long
-        self.slow_s = math.inf, math.inf
-        self._running: dict[QueueEntry, int] = {}  # tokens to come
-        self._tokens: dict[QueueEntry, int] = {}
-        self._departures: list[tuple[float, int, QueueEntry]] = []
-
-    def run(self, arrivals: Iterable[Arrival], until_s: float) -> Counter[str]:
-        waiting = sorted(arrivals)
-        while self._now < until_s:
-            while waiting and waiting[0].at_s <= self._now:
-                self._arrive(waiting.pop(0))
-
-            self._lose_the_impatient()
-            started = list(self.queue.start(self._now))
-            self._running |= {entry: self._tokens[entry] for entry in started}
-            if self._running:
-                self._step(started)
-            else:
-                self._now = waiting[0].at_s if waiting else until_s
-
-        return Counter(end for end, _, _ in self.ends)
-
-    def _arrive(self, arrival: Arrival) -> None:
-        try:
-            self.queue.offer(arrival.entry, arrival.at_s)
-        except LmiError:
-            self.ends.append(("refused", arrival.entry, arrival.at_s))
-            return
-
-        self._tokens[arrival.entry] = arrival.num_tokens
-        heapq.heappush(
-            self._departures, (arrival.at_s + arrival.patience_s, id(arrival.entry), arrival.entry)
-        )
-
-    def _lose_the_impatient(self) -> None:
-        if self._now - self._looked_s > 0.2:
-            self._looked_s = self._now
-            for entry, _ in self.queue.expired(self._now):
-                self._end("late", entry)
-
-        while self._departures and self._departures[0][0] <= self._now:
-            _, _, entry = heapq.heappop(self._departures)
-            if entry in self._tokens:
-                self.queue.remove(entry, self._now, has_left=True)
-                self._end("left", entry)
-
-    def _step(self, started: list[QueueEntry]) -> None:
-        num_rows = sum(entry.num_open for entry in self._running)
-        num_prompt = sum(entry.num_prompt_tokens for entry in started)
-        seconds = self._step_s + ROW_S * num_rows + PROMPT_TOKEN_S * num_prompt
-        if self.slow_s[0] <= self._now < self.slow_s[1]:
-            seconds *= 4
-
-        self._now += seconds
-        self.queue.note_step(seconds, num_prompt, num_rows)
-        for entry in list(self._running):
-            if not entry.has_begun:
-                self.first_s[entry] = self._now - entry.arrived_s
-                self.queue.note_token(entry, self._now)
-
-            self._running[entry] -= 1
-            if not self._running[entry]:
-                self.queue.remove(entry, self._now, is_answered=True)
-                self._end("whole", entry)
-
-    def _end(self, how: str, entry: QueueEntry) -> None:
-        self.ends.append((how, entry, self._now))
-        self._running.pop(entry, None)
-        del self._tokens[entry]
-
-
-def poisson(rate: float, until_s: float, *, seed: int = 1, **more: object) -> list[Arrival]:
-    draw = random.Random(seed)
-    at_s = 0.0
-    arrivals = []
-    while (at_s := at_s + draw.expovariate(rate)) < until_s:
-        arrivals.append(arrival(at_s, **more))  # type: ignore[arg-type]
-
-    return arrivals
+    def __init__(
+        self,
+        step_s: float = STEP_S,
+        *,
+        max_wait_s: float = 10.0,
+        num_express: int = 4,
+        keeps_short: bool = True,
+    ) -> None:
+        queue = LearningQueue(PLACES, max_wait_s, num_express, keeps_short=keeps_short)
+        super().__init__(queue, step_s)
 
 
 def whole_between(engine: Engine, from_s: float, to_s: float) -> float:
@@ -233,11 +122,6 @@ def test_nobody_is_let_in_who_would_wait_for_longer_than_all_may() -> None:
     ends = engine.run(poisson(3 * CAPACITY, 10), 30)
     assert ends["refused"] > 0.1 * ends["whole"] and ends["late"] < 0.01 * ends["refused"]
     assert 4.5 < max(engine.first_s.values()) < 5.5
-
-
-def hog(name: str, at_s: float, num_sequences: int) -> list[Arrival]:
-    more: dict[str, Any] = {"num_tokens": 200, "num_sequences": num_sequences}
-    return [arrival(at_s + 0.002 * i, name, is_further=i > 0, **more) for i in range(128)]
 
 
 def hogs() -> list[Arrival]:

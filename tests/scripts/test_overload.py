@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from lmi.client.bench.figures import quantile
+from lmi.engine import overload as queue_module
 from scripts.benchmarks import servers
 from scripts.benchmarks.load import Answer
-from scripts.benchmarks.overload import contest, records, report
+from scripts.benchmarks.overload import ablation, contest, records, report
 from scripts.benchmarks.overload.door import Asked, Door, Target, poisson
 from scripts.benchmarks.overload.parts import Plan, Run
 from scripts.benchmarks.overload.records import Outcome, Record
@@ -321,6 +322,31 @@ def test_an_unknown_contestant_is_refused_by_name() -> None:
     command = [sys.executable, "-m", "scripts.benchmarks.overload.contest", "--only", "loud"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "no such server: loud" in done.stderr
+
+
+def test_what_a_missing_part_moves_is_told_with_both_means() -> None:
+    whole = ablation.measured(ablation.VARIANTS["whole"], 2, [ablation.beside_hogs])
+    without = ablation.measured(ablation.VARIANTS["express"], 2, [ablation.beside_hogs])
+
+    assert list(ablation.moves(whole, whole)) == []
+    [told] = ablation.moves(whole, without)
+    assert told.startswith("a light client's wait, s 0.1")
+
+    rows = ablation.table({"whole": whole, "express": without, "wait": whole}).splitlines()
+    assert rows[2:] == [
+        "| … of one that would wait for over `max_queue_wait` | nothing |",
+        f"| express places | {told} |",
+    ]
+
+
+def test_each_part_that_is_taken_away_is_there_again_afterwards() -> None:
+    for variant in ablation.VARIANTS.values():
+        before = {name: getattr(queue_module, name) for name in variant.names}
+        with ablation.replaced(variant.names):
+            assert variant.queue(1, 1.0).num_waiting == 0
+            assert {name: getattr(queue_module, name) for name in variant.names} == variant.names
+
+        assert {name: getattr(queue_module, name) for name in variant.names} == before
 
 
 def test_unknown_parts_are_refused_by_name() -> None:
