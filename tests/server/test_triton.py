@@ -319,9 +319,10 @@ def test_statistics_count_what_ended_and_how(tmp_path: Path) -> None:
 
         [counts] = json.loads(served.send("GET", "/v2/models/model/stats")[1])["model_stats"]
         assert (counts["name"], counts["version"], counts["inference_count"]) == ("model", "1", 2)
-        assert json.loads(served.send("GET", "/v2/models/stats")[1]) == {
-            "model_stats": [{**counts, "name": "scripted"}]
-        }
+        [of_all] = json.loads(served.send("GET", "/v2/models/stats")[1])["model_stats"]
+        # The engine's last step may end between the two.
+        assert of_all.pop("execution_count") >= counts.pop("execution_count") > 0
+        assert of_all == {**counts, "name": "scripted"}
         assert counts["inference_stats"] == {
             "success": {"count": 2},
             "fail": {"count": 1},
