@@ -46,6 +46,8 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> "EchoExec
 
 
 class EchoExecutor(SteppedExecutor[TokenSequence]):
+    """An engine without a model, whose answer is its prompt."""
+
     def __init__(self, config: EngineConfig | None = None, model_path: str | None = None) -> None:
         config = config or EngineConfig(handler="echo")
         super().__init__(
@@ -67,6 +69,7 @@ class EchoExecutor(SteppedExecutor[TokenSequence]):
 
     @property
     def info(self) -> EngineInfo:
+        """What the engine says of itself."""
         return self._info
 
     def _add(self, sequence: TokenSequence) -> None:

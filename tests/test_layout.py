@@ -45,10 +45,6 @@ ANNEX_FOLDERS = {
     for name in "adapters chats description models sessions sources tracing user_code".split()
 }
 LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
-# A sequence carries the state of its rules and of its guide, and names their types.
-STATES_OF_OTHERS = {
-    "handlers.lmi_dist.sequence": {"handlers.lmi_dist.guides", "handlers.lmi_dist.sampler"},
-}
 ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "llguidance", "safetensors"}
 # What a handler may import from lmi: the contract, the layers below it, and the names of an
 # adapter's files.
@@ -139,10 +135,6 @@ def test_no_module_is_imported_by_what_it_imports() -> None:
         name: (modules.keys() & set(imported_modules(path))) - {name}
         for name, path in modules.items()
     }
-    for name, types in STATES_OF_OTHERS.items():
-        assert types <= imported[name]
-        imported[name] -= types
-
     # It raises CycleError.
     TopologicalSorter(imported).prepare()
 

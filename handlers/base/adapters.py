@@ -50,6 +50,10 @@ def is_end(pattern: str, path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
+    """An adapter that was loaded by name. The engine knows it by its number, which no other ever
+    has.
+    """
+
     name: str
     number: int
     path: str
@@ -57,6 +61,8 @@ class LoadedAdapter:
 
 
 class AdapterEngine(Protocol):
+    """What reads the weights of adapters for `Adapters`."""
+
     def check_adapter(self, adapter: LoadedAdapter) -> None:
         """Read the configuration of an adapter. Raises an error that names the reason if it does
         not fit.
@@ -68,7 +74,8 @@ class AdapterEngine(Protocol):
         Raises an error that names the reason and leaves the engine unharmed.
         """
 
-    def remove_adapter(self, adapter: LoadedAdapter) -> None: ...
+    def remove_adapter(self, adapter: LoadedAdapter) -> None:
+        """Free the weights of an adapter, if it has them."""
 
 
 class Adapters:
@@ -104,6 +111,7 @@ class Adapters:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the loaded adapters, sorted."""
         return tuple(sorted(self._loaded.copy()))
 
     def name_of(self, number: int) -> str | None:
@@ -210,6 +218,7 @@ class Adapters:
         return adapter
 
     def release(self, sequence: TokenSequence) -> None:
+        """Let go of the adapter that a sequence has claimed, if it has one."""
         adapter = self._used.pop(sequence, None)
         if adapter is not None:
             self._remove_unused(adapter.number)
@@ -250,6 +259,7 @@ class Turns(Generic[AnySequence]):
         self._adapters_take_turns = adapters_take_turns
 
     def add(self, sequence: AnySequence) -> None:
+        """Put a sequence among those that wait."""
         insort(self.waiting, sequence, key=_precedence)
 
     def take(self, running: dict[str, AnySequence]) -> Iterator[AnySequence]:

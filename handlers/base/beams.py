@@ -49,6 +49,7 @@ class Beam:
     finish_reason: FinishReason = FinishReason.NOT_FINISHED
 
     def score(self, length_penalty: float) -> float:
+        """Return the sum of its log-probs over its length to the power of `length_penalty`."""
         return _score(self.sum, len(self.token_ids), length_penalty)
 
 
@@ -87,6 +88,7 @@ class BeamSearch:
 
     @property
     def is_over(self) -> bool:
+        """Whether no beam runs any more."""
         return not self.running
 
     def advance(

@@ -41,6 +41,7 @@ class Rows:
         self.by_place.update(zip(places, rows, strict=False))
 
     def at(self, places: Iterable[Hashable]) -> Array:
+        """Return the rows at these places, (num_places, …). There must have been one."""
         assert self.none is not None
         return np.concatenate([self.none, *(self.by_place[place] for place in places)])
 
@@ -66,6 +67,9 @@ class Captured:
         self.has_begun = False
 
     def put_context(self, name: str, token: int, block: Array) -> None:
+        """Keep rows of the prompt, (num_tokens, …), of which the first is that of token number
+        `token`.
+        """
         self.has_begun = True
         self.context[name].put(count(token), block)
 

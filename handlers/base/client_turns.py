@@ -79,6 +79,7 @@ class ClientTurns(Generic[T]):
             self._start()
 
     def close(self) -> None:
+        """Begin nothing more. What has begun goes on."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _let_in(self, client: int | None) -> None:

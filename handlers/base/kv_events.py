@@ -53,6 +53,8 @@ class BlockStored(CacheEvent):
 
 
 class BlockRemoved(CacheEvent):
+    """Blocks that are not in the cache any more."""
+
     block_hashes: list[int]
     medium: str | None
     group_idx: int | None = None
@@ -63,6 +65,8 @@ class AllBlocksCleared(CacheEvent):
 
 
 class CacheEventBatch(msgspec.Struct, array_like=True):
+    """The changes of a step."""
+
     # Seconds since the epoch.
     ts: float
     events: Sequence[BlockStored | BlockRemoved | AllBlocksCleared]

@@ -61,9 +61,11 @@ class Mailbox(Executor):
         self._pass_on: Callable[[list[Response]], None] | None = None
 
     def pass_responses_to(self, take: Callable[[list[Response]], None]) -> None:
+        """Hand all further Responses to `take`: see `Executor`."""
         self._pass_on = take
 
     def get_num_responses_ready(self, request_id: int | None = None) -> int:
+        """Return how many Responses wait, of one request or of all."""
         with self._posted:
             if request_id is None:
                 return sum(map(len, self._ready.values()))
@@ -73,6 +75,7 @@ class Mailbox(Executor):
     def await_responses(
         self, request_id: int | Sequence[int] | None = None, timeout_s: float | None = None
     ) -> list[Response] | list[list[Response]]:
+        """Return the Responses that are ready, and wait for the first: see `Executor`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._posted:
             if request_id is None:

@@ -1,5 +1,5 @@
-"""What an engine with a model knows of a sequence: cached keys and values, beams, captured rows,
-images, embeddings.
+"""A sequence of an engine with a model: beside its tokens its cached keys and values, beams,
+captured rows, images and embedding.
 
 Plain Python, without scheduling rules.
 """
@@ -27,8 +27,8 @@ class Sequence(TokenSequence):
     search: BeamSearch | None = None
     # The beams that the last Response has carried.
     beams: list[Beam] = field(default_factory=list)
-    # What computes its beams, a type of the engine.
-    rows: object = None
+    # What computes its running beams, a type of the engine.
+    beam_state: object = None
     # What the engine made of a prompt with images, a type of the engine.
     prompt: object = None
     # Rows of logits and other tensors, where the request asks for them.
@@ -73,7 +73,10 @@ class Sequence(TokenSequence):
             rule = f"shorter than the model's context of {max_sequence_length} tokens"
             raise PromptTooLong(rule, f"{num_tokens} tokens, with those of its images")
 
-        self.first_told = num_tokens if self.first_told else 0
+        # An answer begins behind the prompt, or with it.
+        if self.first_told:
+            self.first_told = num_tokens
+
         self.token_ids = list(token_ids)
         self.num_prompt_tokens = num_tokens
         self.num_prefill = num_tokens
@@ -134,13 +137,15 @@ class Sequence(TokenSequence):
             "min_tokens": sampling.min_tokens,
         }
 
-        field = next((name for name, rule in rules.items() if rule), None)
-        if field is None or request.logits_post_processor_name is not None:
+        names = [name for name, rule in rules.items() if rule]
+        if not names or request.logits_post_processor_name is not None:
             self.fail("no token can be chosen: every token is banned")
         else:
-            self.fail("leaves no token to choose: every token is banned", ErrorKind.INVALID, field)
+            why = "leaves no token to choose: every token is banned"
+            self.fail(why, ErrorKind.INVALID, names[0])
 
     def count_cached(self, num_tokens: int) -> None:
+        """Note how many tokens of the prompt were cached."""
         self.num_cached_tokens = num_tokens
         if self.perf_metrics is not None:
             self.perf_metrics.num_reused_tokens = num_tokens
@@ -167,6 +172,7 @@ class Sequence(TokenSequence):
             self.captured.restart()
 
     def _result(self, num_sent: int, index: int) -> Result:
+        """Return the Result of a copy, behind the `num_sent` tokens that Responses have carried."""
         if self.search is None:
             result = TokenSequence._result(self, num_sent, index)
         else:
@@ -179,24 +185,31 @@ class Sequence(TokenSequence):
                 result.prompt_token_ids = self.token_ids[: self.num_prompt_tokens]
 
         if self.captured is not None:
-            places: list[SequenceOf[Hashable]] = []
-            for beam in self.beams:
-                places.append(_places_of(beam))
-
-            if not self.beams:
-                places.append(range(num_sent, self.num_generated))
-
-            self.captured.add_to(result, places, is_first=index == num_sent == 0)
-
-            is_last_copy = index == self.index + self.num_copies - 1
-            if self.num_sent and is_last_copy:
-                self.captured.drop(() if self.beams else places[0])
+            self._add_captured(self.captured, result, num_sent, index)
 
         return result
 
+    def _add_captured(self, captured: Captured, result: Result, num_sent: int, index: int) -> None:
+        """Add captured rows to the Result of a copy. Behind the last copy those of its tokens are
+        dropped, but for beams, which carry all rows with every Result.
+        """
+        is_first = index == 0 and num_sent == 0
+        is_last_copy = index == self.index + self.num_copies - 1
+        is_over = bool(self.num_sent) and is_last_copy
+        if self.beams:
+            captured.add_to(result, [_places_of(beam) for beam in self.beams], is_first=is_first)
+            if is_over:
+                captured.drop(())
+        else:
+            places = range(num_sent, self.num_generated)
+            captured.add_to(result, [places], is_first=is_first)
+            if is_over:
+                captured.drop(places)
+
     def _beam_result(self, search: BeamSearch) -> Result:
-        """The Result with all tokens of the best beams. A search that was cut off has those that
-        were sent last.
+        """Return the Result with all tokens of the best beams.
+
+        A search that was cut off has those that were sent last.
         """
         output = self.request.output_config
         is_over = search.is_over
@@ -223,8 +236,9 @@ class Sequence(TokenSequence):
 
 
 def _places_of(beam: Beam) -> list[Hashable]:
-    """The place of each token of a beam: the tokens before it."""
+    """Return the place of each token of a beam, which is the tokens before it."""
     return [tuple(beam.token_ids[:end]) for end in range(len(beam.token_ids))]
 
 
 new_sequences = partial(sequences_of, Sequence)
+"""Makes the sequences of a request: see `sequences_of`."""

@@ -158,6 +158,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
     # The contract, called from any thread.
 
     def enqueue_request(self, request: Request) -> int:
+        """Accept a request, and return its id. Raises what `enqueue_requests` raises."""
         return self.enqueue_requests([request])[0]
 
     def enqueue_requests(self, requests: SequenceOf[Request]) -> list[int]:
@@ -189,6 +190,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         return request_ids
 
     def cancel_request(self, request_id: int) -> None:
+        """End a request before the next step. An id that is not known is ignored."""
         plain_id = operator.index(request_id)
 
         with self._boundary:
@@ -211,15 +213,19 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         return PromptProgress(num_computed, min(first.num_cached_tokens, num_computed))
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
+        """Return the statistics of the steps since the last call."""
         return _drain(self._iteration_stats)
 
     def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
+        """Return those of the requests in the steps since the last call."""
         return _drain(self._request_stats)
 
     def can_enqueue_requests(self) -> bool:
+        """Whether it takes requests."""
         return self._is_accepting
 
     def shutdown(self) -> None:
+        """End all requests as cancelled, and the thread."""
         with self._boundary:
             self._is_accepting = False
             self._is_closing = True

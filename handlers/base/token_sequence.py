@@ -85,18 +85,22 @@ class TokenSequence:
 
     @property
     def num_tokens(self) -> int:
+        """The number of tokens of prompt and output."""
         return len(self.token_ids)
 
     @property
     def num_generated(self) -> int:
+        """The number of tokens of the output."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def is_prefilling(self) -> bool:
+        """Whether tokens are left that are computed as prompt chunks."""
         return self.num_computed < self.num_prefill
 
     @property
     def is_finished(self) -> bool:
+        """Whether it has ended, with an error or without."""
         return self.finish_reason is not _NOT_FINISHED or self.error is not None
 
     @property
@@ -106,6 +110,7 @@ class TokenSequence:
 
     @property
     def lacks_prompt_log_probs(self) -> bool:
+        """Whether the request wants log-probs of its prompt that are still to be computed."""
         if self.index != 0 or self.request.output_config.num_prompt_log_probs is None:
             return False
 

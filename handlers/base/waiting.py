@@ -29,9 +29,11 @@ class Waiting(Generic[AnySequence, T]):
 
     @property
     def waiting(self) -> list[AnySequence]:
+        """The sequences that wait; any thread may ask."""
         return list(self._futures.copy())
 
     def add_waiting(self, sequence: AnySequence, future: Future[T]) -> None:
+        """Let a sequence wait for a future."""
         self._futures[sequence] = future
         future.add_done_callback(self._note_done)
 
@@ -57,6 +59,7 @@ class Waiting(Generic[AnySequence, T]):
         self.is_waiting = False
 
     def wake(self) -> None:
+        """End a sleep of `wait`; any thread may call it."""
         self._changed.set()
 
     def _note_done(self, _: Future[T]) -> None:

@@ -21,7 +21,8 @@ from handlers.base.adapters import AdapterEngine, Adapters, Turns
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
 from handlers.base.waiting import Waiting
-from handlers.driven.outputs import BeamRounds, BeamRow, SequenceOutput, check_beams, feed
+from handlers.driven.beam_rounds import BeamRounds, BeamRow, check_beams
+from handlers.driven.outputs import SequenceOutput, feed
 from lmi import errors
 from lmi.executor import EngineInfo, ErrorKind, ExecutorConfig, KvCacheStats, Request
 
@@ -60,7 +61,8 @@ class Engine(AdapterEngine, Protocol[Work_contra]):
         error.
         """
 
-    def load(self) -> EngineLoad: ...
+    def load(self) -> EngineLoad:
+        """Return how busy it is."""
 
     def wake(self) -> None:
         """Make a `step` that waits for another process return."""
@@ -69,7 +71,8 @@ class Engine(AdapterEngine, Protocol[Work_contra]):
     def is_alive(self) -> bool:
         """False once a process that the engine needs has ended, even if no sequence runs."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End it. Nothing is called after this."""
 
 
 class Preparation(Waiting[Sequence, T]):
@@ -82,10 +85,12 @@ class Preparation(Waiting[Sequence, T]):
         """What becomes of it, or None if the sequence needs nothing."""
 
     @abstractmethod
-    def equip(self, sequence: Sequence, product: T) -> None: ...
+    def equip(self, sequence: Sequence, product: T) -> None:
+        """Give a sequence what was made for it. May raise an LmiError, which ends its request."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what makes it."""
 
 
 class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
@@ -170,6 +175,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
 
     @property
     def info(self) -> EngineInfo:
+        """What the engine says of itself, with the adapters that are loaded."""
         return self._info
 
     def _check(self, request: Request) -> None:
@@ -178,14 +184,17 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
             check_beams(request, self.info)
 
     def can_enqueue_requests(self) -> bool:
+        """Whether it takes requests, and all processes of the engine live."""
         return super().can_enqueue_requests() and self._engine.is_alive
 
     @property
     def is_loading_adapter(self) -> bool:
+        """Whether the engine makes no step because it reads the weights of an adapter."""
         return self._adapters.is_reading
 
     @property
     def is_waiting_for_guides(self) -> bool:
+        """Whether the engine makes no step because it waits for a guide."""
         return any(
             preparation.is_of_guides and preparation.is_waiting
             for preparation in self._preparations
@@ -194,6 +203,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def load_adapter(
         self, name: str, path: str, *, pinned: bool = False, preload: bool = True
     ) -> None:
+        """Load an adapter between two steps: see `Adapters.load`."""
         if not self.capabilities.lora:
             super().load_adapter(name, path, pinned=pinned, preload=preload)
 
@@ -201,6 +211,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         self._change_adapters(change)
 
     def unload_adapter(self, name: str) -> None:
+        """Unload an adapter between two steps: see `Adapters.unload`."""
         if not self.capabilities.lora:
             super().unload_adapter(name)
 
@@ -358,7 +369,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                 self._engine.add(self._work(sequence))
                 self._known[name_of(sequence)] = sequence
             else:
-                sequence.rows = sequence.rows or BeamRounds(sequence, name_of(sequence))
+                sequence.beam_state = sequence.beam_state or BeamRounds(sequence, name_of(sequence))
                 for row in _rounds(sequence).begin():
                     self._engine.add(self._row_work(sequence, row))
                     self._known[row.name] = sequence
@@ -472,9 +483,9 @@ def name_of(sequence: Sequence) -> str:
 
 def _names_of(sequence: Sequence) -> list[str]:
     """The ids of a sequence, or of its running beams, at the engine."""
-    return [name_of(sequence)] if sequence.rows is None else _rounds(sequence).names
+    return [name_of(sequence)] if sequence.beam_state is None else _rounds(sequence).names
 
 
 def _rounds(sequence: Sequence) -> BeamRounds:
-    assert isinstance(sequence.rows, BeamRounds)
-    return sequence.rows
+    assert isinstance(sequence.beam_state, BeamRounds)
+    return sequence.beam_state

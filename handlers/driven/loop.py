@@ -28,20 +28,25 @@ class EngineLoop:
     """
 
     def __init__(self, title: str) -> None:
-        self._ready: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
+        """Start the thread, which `title` names."""
+        # Batches of outputs that nobody has taken yet.
+        self._ready = queue.SimpleQueue[list[SequenceOutput]]()
+        # The outputs of this turn of the event loop.
         self._batch: list[SequenceOutput] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=title, daemon=True)
+
+        run = self._loop.run_forever
+        self._thread = threading.Thread(target=run, name=title, daemon=True)
         self._thread.start()
 
     def begin(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
         """Begin a task, which `abort` knows by its name until it ends."""
         self._loop.call_soon_threadsafe(self._begin, name, coroutine)
 
-    def abort(self, ids: Iterable[str]) -> None:
+    def abort(self, names: Iterable[str]) -> None:
         """Cancel tasks; those that have ended are ignored."""
-        for name in list(ids):
+        for name in list(names):
             self._loop.call_soon_threadsafe(self._cancel, name)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -70,6 +75,7 @@ class EngineLoop:
         return batch
 
     def wake(self) -> None:
+        """End the wait of `take`."""
         self._ready.put([])
 
     def cancel_all(self, timeout_s: float) -> None:
@@ -85,7 +91,7 @@ class EngineLoop:
         asyncio.run_coroutine_threadsafe(cancel_others(), self._loop).result(timeout_s)
 
     def end_loop(self, timeout_s: float) -> None:
-        """One that hangs is left behind."""
+        """End the event loop and its thread. One that hangs is left behind."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
@@ -116,22 +122,25 @@ class Processes:
     """The engine's processes, whose ends its library reports late, or never."""
 
     def __init__(self, pids: Iterable[int]) -> None:
+        """Watch the processes with these ids, but for those that have ended."""
         self._fds: list[int] = []
         for pid in pids:
-            # A process may have ended.
             with contextlib.suppress(OSError):
                 self._fds.append(os.pidfd_open(pid))
 
     @property
     def are_alive(self) -> bool:
+        """Whether none of them has ended."""
         return not signals.is_any_readable(self._fds)
 
     def kill(self) -> None:
+        """End those that still run, at once."""
         for fd in self._fds:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
 
     def close(self) -> None:
+        """Stop watching them."""
         for fd in self._fds:
             os.close(fd)
 

@@ -46,7 +46,7 @@ class TooSlow(InvalidRequest):
 
 def compile_limit_s(step_timeout_s: float) -> float:
     """How long a guide may take to compile: all waits together stay within the time of a step."""
-    return min(gate.MAX_COMPILE_WAIT_S, step_timeout_s / 4)
+    return min(gate.MAX_COMPILE_S, step_timeout_s / 4)
 
 
 @dataclass(slots=True)
@@ -77,6 +77,7 @@ class Wait:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
+        """End the wait now, and what comes after it."""
         with self._lock:
             self.is_over = True
             if self._connection is not None:

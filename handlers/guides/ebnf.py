@@ -47,20 +47,28 @@ class Chars(NamedTuple):
 
 
 class Ref(NamedTuple):
+    """What the rule of this name allows."""
+
     name: str
 
 
 class Repeat(NamedTuple):
+    """A part, at least and at most so many times. `most` is None without a limit."""
+
     part: Node
     least: int
     most: int | None
 
 
 class Joined(NamedTuple):
+    """Parts, one behind the other."""
+
     parts: tuple[Node, ...]
 
 
 class Either(NamedTuple):
+    """One of the parts."""
+
     parts: tuple[Node, ...]
 
 
@@ -287,6 +295,7 @@ def joined(ranges: list[tuple[int, int]]) -> Ranges:
 
 
 def negated(ranges: Ranges) -> Ranges:
+    """Return all characters that are in none of the ranges, which are sorted and apart."""
     gaps: list[tuple[int, int]] = []
     begin = 0
     for low, high in ranges:

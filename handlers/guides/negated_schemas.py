@@ -197,10 +197,12 @@ class Negations:
 
 
 def any_of(schemas: Sequence[Any]) -> Any:
+    """Return a schema for what fits one of `schemas`, of which there is one at least."""
     return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
 
 
 def together(schemas: Sequence[Any]) -> Schema:
+    """Return a schema for what fits all of `schemas`."""
     return {"allOf": list(schemas)}
 
 

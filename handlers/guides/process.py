@@ -25,9 +25,9 @@ from lmi.shared import linux, machine
 # So many compilations run at a time.
 MAX_COMPILATIONS = 4
 # The processor time of a compilation.
-MAX_COMPILE_S = 2
+MAX_CPU_S = 2
 # Its time by the clock, on a machine that gives the process little time.
-MAX_COMPILE_WAIT_S = 15.0
+MAX_COMPILE_S = 15.0
 # The memory of all compilations together, which is at most an eighth of the container's.
 MAX_MEMORY_BYTES = 1 << 30
 # A longer answer is not sent.
@@ -45,29 +45,31 @@ STACK_BYTES = 64 << 20
 NICENESS = 5
 PAGE_BYTES = resource.getpagesize()
 
-# Makes the engine's text of a guide. Raises ValueError for one that cannot be compiled.
 Compile = Callable[[GuidedDecodingParams], str]
+"""Makes the engine's text of a guide. Raises ValueError for one that cannot be compiled."""
 
 
 def max_compile_bytes() -> int:
-    """The memory that one compilation may take."""
+    """Return the bytes of memory that one compilation may take."""
     return min(MAX_MEMORY_BYTES, machine.memory_bytes() // 8) // MAX_COMPILATIONS
 
 
 class Start(msgspec.Struct):
-    """What the process reads first.
+    """What the process reads first."""
 
-    `vocab_size` is the width of the logits, `max_compile_s` the time of a guide by the clock. JSON
-    that `is_compact` has no spaces between its values. `compiler` is a module whose `new_compile`
-    takes this record and returns a Compile; `backends` is for it alone.
-    """
-
+    # The width of the logits.
     vocab_size: int
-    max_compile_s: float = MAX_COMPILE_WAIT_S
+    # The time of a guide by the clock.
+    max_compile_s: float = MAX_COMPILE_S
+    # Whether JSON has no spaces between its values.
     is_compact: bool = True
+    # A module whose `new_compile` takes this record and returns a Compile.
     compiler: str = "handlers.guides.text"
+    # For the compiler alone.
     backends: tuple[str, ...] = ()
-    max_cpu_s: int = MAX_COMPILE_S
+    # The processor time of a guide.
+    max_cpu_s: int = MAX_CPU_S
+    # The memory of a guide.
     max_bytes: int = msgspec.field(default_factory=max_compile_bytes)
     # The vocabulary, which is read with the first guide.
     config: GuidedDecodingConfig = GuidedDecodingConfig([])
@@ -75,17 +77,18 @@ class Start(msgspec.Struct):
 
 def read_all(connection: socket.socket) -> bytes:
     """Read up to the end of the stream."""
-    parts = []
+    parts: list[bytes] = []
     while part := connection.recv(1 << 16):
         parts.append(part)
 
     return b"".join(parts)
 
 
-def _answer(compile: Compile, connection: socket.socket, message: bytes) -> None:
+def _send_answer(compile_guide: Compile, connection: socket.socket, message: bytes) -> None:
+    """Compile the guide of a message, and send its text or why there is none."""
     params = msgspec.msgpack.decode(message, type=GuidedDecodingParams)
     try:
-        answer = COMPILED + compile(params).encode()
+        answer = COMPILED + compile_guide(params).encode()
     except ValueError as error:
         answer = REFUSED + str(error).encode("utf-8", "backslashreplace")
 
@@ -93,7 +96,7 @@ def _answer(compile: Compile, connection: socket.socket, message: bytes) -> None
         connection.sendall(answer)
 
 
-def _compile(compile: Compile, connection: socket.socket, start: Start) -> None:
+def _serve(compile_guide: Compile, connection: socket.socket, start: Start) -> None:
     """Compile the guide of a connection within the limits, on a thread, and end this process."""
     _limit(start)
     message = read_all(connection)
@@ -103,7 +106,7 @@ def _compile(compile: Compile, connection: socket.socket, start: Start) -> None:
 
     def answer() -> None:
         try:
-            _answer(compile, connection, message)
+            _send_answer(compile_guide, connection, message)
         finally:
             os._exit(0)
 
@@ -117,6 +120,7 @@ def _compile(compile: Compile, connection: socket.socket, start: Start) -> None:
 
 
 def _limit(start: Start) -> None:
+    """Set the limits of this process, which the kernel enforces."""
     # The limits end this process by these signals, which the engine ignores.
     for signum in (signal.SIGALRM, signal.SIGXCPU):
         signal.signal(signum, signal.SIG_DFL)
@@ -137,6 +141,7 @@ def _limit(start: Start) -> None:
 
 
 def main(control: socket.socket, file: BinaryIO) -> None:
+    """Fork for each guide whose connection comes over `control`. `file` has the Start."""
     linux.set_title("lmi-guides")
     linux.set_oom_score(1000)
     # A terminal sends SIGINT to its whole group, but only the engine may end this process.
@@ -147,7 +152,7 @@ def main(control: socket.socket, file: BinaryIO) -> None:
     with file:
         start = msgspec.msgpack.decode(file.read(), type=Start)
 
-    compile: Compile = import_module(start.compiler).new_compile(start)
+    compile_guide: Compile = import_module(start.compiler).new_compile(start)
     pid = os.getpid()
     while True:
         _, fds, _, _ = socket.recv_fds(control, 1, 1)
@@ -159,7 +164,7 @@ def main(control: socket.socket, file: BinaryIO) -> None:
             if os.fork() == 0:
                 try:
                     linux.die_with_parent(pid, signal.SIGKILL)
-                    _compile(compile, connection, start)
+                    _serve(compile_guide, connection, start)
                 finally:
                     os._exit(0)
 

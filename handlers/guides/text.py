@@ -61,6 +61,7 @@ LIMITS = LLParserLimits(
 
 
 def new_compile(start: "Start") -> Callable[[GuidedDecodingParams], str]:
+    """Return what makes texts of guides, with the vocabulary of `start`."""
     tokenizer = new_tokenizer(start.config, start.vocab_size)
     return partial(text_of, tokenizer, is_compact=start.is_compact)
 

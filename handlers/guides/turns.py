@@ -35,9 +35,11 @@ class Kept(OrderedDict[GuidedDecodingParams, T]):
 
     @property
     def num_chars(self) -> int:
+        """The characters of all guides together."""
         return sum(len(params.guide or "") for params in self)
 
     def put(self, params: GuidedDecodingParams, outcome: T) -> None:
+        """Keep what came of a guide, which is now the one used last."""
         self[params] = outcome
         self.move_to_end(params)
         while len(self) > self._max_num or self.num_chars > self._max_chars:
@@ -45,6 +47,8 @@ class Kept(OrderedDict[GuidedDecodingParams, T]):
 
 
 class GuideFuture(Future[T]):
+    """What comes of one guide, and the wait for it."""
+
     def __init__(self) -> None:
         super().__init__()
         self.wait = Wait()
@@ -105,5 +109,6 @@ class GuideOutcomes(Generic[T]):
         return future
 
     def close(self) -> None:
+        """End the threads and the process that compiles."""
         self._turns.close()
         self._compiler.close()

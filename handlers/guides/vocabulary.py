@@ -96,6 +96,7 @@ class Vocabulary:
         self._row = np.zeros(num_words, np.int32)
 
     def mask_of(self, token_ids: Iterable[int]) -> Mask:
+        """Return the mask, int32 (size / 32, rounded up), with a bit for each of these tokens."""
         bits = np.zeros(-(-self.size // WORD_BITS) * WORD_BITS, bool)
         bits[list(token_ids)] = True
         return np.packbits(bits, bitorder="little").view(np.int32)

@@ -79,6 +79,8 @@ def own_options(options: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LoraLimits:
+    """How many adapters there may be, and how large."""
+
     # Adapters that the running sequences use together.
     max_in_batch: int = 4
     max_rank: int = 16
@@ -111,6 +113,7 @@ class LoraLimits:
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
+    """Return what is wrong with options for this engine: by the option what is allowed."""
     faults = {}
     if config.quantize is not None and config.quantize not in QUANTIZE_METHODS:
         faults["option.quantize"] = "int8 on lmi-dist, more with option.rolling_batch=vllm"
@@ -130,10 +133,12 @@ def check(config: EngineConfig) -> Mapping[str, str]:
 
 
 def library_file(variant: str, folder: Path = LIBRARIES) -> Path:
+    """Return where the library of a variant lies, if it was built."""
     return folder / f"{PREFIX}{variant}{SUFFIX}"
 
 
 def built_variants(folder: Path = LIBRARIES) -> list[str]:
+    """Return the names of the variants that were built, sorted."""
     names = (file.name for file in folder.glob(f"{PREFIX}*{SUFFIX}"))
     return sorted(name.removeprefix(PREFIX).removesuffix(SUFFIX) for name in names)
 

@@ -1,5 +1,4 @@
-"""One step with torch: its rows, their attention, and the slots of memory that hold each sequence's
-keys and values.
+"""The attention of one step with torch, in calls that read keys and values where they lie.
 
 Slots are read through views and never gathered: reading scattered blocks would copy the whole cache
 in every layer of every step. Decodes are computed in groups of neighbouring slots: one call with a
@@ -7,8 +6,7 @@ mask where the sequences differ in length. Prompt chunks are computed one by one
 """
 
 import math
-import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,113 +14,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from handlers.lmi_dist.facts import ModelFacts
+from handlers.lmi_dist.kv_slots import KvSlots
 from handlers.lmi_dist.operations import Attend
-from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.plan import Chunk, Plan
 
-# Linux: slots may be longer in sum than the memory. Python 3.11 has no name for it.
-_MAP_NORESERVE = 0x4000
 # The cost of one more call, as the bytes of keys and values read in that time. A group is split
 # where that saves more.
 _SPLIT_BYTES = 400_000
 
 
-class KvSlots:
-    """The keys and values of sequences, each in a slot of `max_length` positions.
-
-    The storage is (slot, layer, keys of all heads then values of all heads, position, channel).
-    """
-
-    def __init__(
-        self, facts: ModelFacts, placement: Placement, num_slots: int, max_length: int
-    ) -> None:
-        num_layers = facts.num_layers
-        num_heads = facts.num_kv_heads
-        head_dim = facts.head_dim
-        shape = (num_slots, num_layers, 2 * num_heads, max_length, head_dim)
-        dtype = placement.dtype
-        device = placement.device
-        self.dtype = dtype
-        self.device = device
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        # Of one position in one layer.
-        self.bytes_per_key = 2 * num_heads * head_dim * dtype.itemsize
-        self._slot_bytes = num_layers * 2 * num_heads * max_length * head_dim * dtype.itemsize
-        self._mapping: mmap.mmap | None = None
-        if device.type == "cpu":
-            # This is zeroed memory that costs nothing until it is written.
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-            self._mapping = mmap.mmap(-1, num_slots * self._slot_bytes, flags=flags)
-            # Huge pages would commit 2 MB at the first token.
-            self._mapping.madvise(mmap.MADV_NOHUGEPAGE)
-            self._storage = torch.frombuffer(self._mapping, dtype=dtype).view(shape)
-        else:
-            # An accelerator has no lazy mapping. Masked positions must hold finite numbers, as
-            # 0 x NaN is NaN.
-            self._storage = torch.zeros(shape, dtype=dtype, device=device)
-
-        heads_of_layer = 2 * num_heads * max_length
-        flat = self._storage.view(-1, head_dim)
-        self.flat = [flat[layer * heads_of_layer :] for layer in range(num_layers)]
-        self._heads = torch.arange(2 * num_heads, device=device) * max_length
-        self._slot_stride = num_layers * heads_of_layer
-
-        # Keys and values of each layer: (slots, heads, positions, channels).
-        self.layers: list[tuple[Tensor, Tensor]] = []
-        for slots in self._storage.unbind(1):
-            self.layers.append((slots[:, :num_heads], slots[:, num_heads:]))
-
-    def cell_indices(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """The cells of each token, which are the same in every layer.
-
-        A cell is one head's key or value.
-
-        (num_tokens,) and (num_tokens,) to (num_tokens * 2 * num_heads,).
-        """
-        first = slots * self._slot_stride + positions
-        return (first[:, None] + self._heads).view(-1)
-
-    @torch.inference_mode()
-    def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
-        """Copy the keys and values of the first `num_tokens` of a slot, bit by bit, without a
-        buffer.
-        """
-        for to_slot in to_slots:
-            self._storage[to_slot, :, :, :num_tokens] = self._storage[slot, :, :, :num_tokens]
-
-    @torch.inference_mode()
-    def release(self, slot: int) -> None:
-        """Give the pages of a free slot back to the system.
-
-        Pages shared with a neighbouring slot stay.
-
-        On an accelerator the slot is cleared: it may hold numbers that are not finite, and its next
-        owner reads past its end.
-        """
-        if self._mapping is None:
-            self._storage[slot].zero_()
-            return
-
-        first = -(-slot * self._slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (slot + 1) * self._slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-        if last > first:
-            self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
-
-
 @dataclass(slots=True)
 class AttentionCall:
-    """One call of the kernel, for the last `num_queries` tokens of the chunk in each of the
-    slots.
-    """
+    """One call of the kernel: of the chunk in each of the slots, its last `num_queries` tokens."""
 
     slots: range
     # The positions in each of the slots.
     positions: range
-    # The rows of the queries, and of their answers.
-    first: int
-    last: int
+    # The rows of the queries, and of their answers, from `first_row` up to but without `end_row`.
+    first_row: int
+    end_row: int
+    # The queries of each slot.
     num_queries: int
     # Each query sees the positions up to its own. The first query is at position 0.
     is_causal: bool
@@ -130,7 +41,7 @@ class AttentionCall:
     mask: Tensor | None = None
     # (slots,): the rows of the queries if slots without one lie between.
     queries: Tensor | None = None
-    # (last - first,): in that case the slots whose answers are kept.
+    # (end_row - first_row,): in that case the slots whose answers are kept.
     answers: Tensor | None = None
 
 
@@ -154,7 +65,8 @@ class Attention:
         self._kv.flat[layer].index_copy_(0, self._cells, keys_values.reshape(-1, self._kv.head_dim))
 
     def __call__(self, queries: Tensor, how: Attend) -> Tensor:
-        """(rows, heads, head_dim) to (rows, heads * head_dim).
+        """Attend with the queries of all rows, as an operation says: (rows, heads, head_dim) to
+        (rows, heads * head_dim).
 
         With `is_wanted` these are only the wanted rows.
         """
@@ -172,7 +84,9 @@ class Attention:
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
     def _answer(self, call: AttentionCall, queries: Tensor, how: Attend) -> Tensor:
-        """The answers of the rows of one call: (last - first, heads * head_dim)."""
+        """Return the answers of the rows of one call, (end_row - first_row, heads * head_dim), from
+        the queries of all rows, (rows, heads, head_dim).
+        """
         slots = slice(call.slots.start, call.slots.stop)
         positions = slice(call.positions.start, call.positions.stop)
 
@@ -181,18 +95,28 @@ class Attention:
         keys = all_keys[slots, :, positions]
         values = all_values[slots, :, positions]
 
-        if call.num_queries > 1:
-            # (1, heads, queries, head_dim)
-            heads = queries[call.first : call.last].transpose(0, 1)[None]
-            return _attend(heads, keys, values, call, how)[0].transpose(0, 1).flatten(1)
+        if call.num_queries == 1:
+            return self._answer_decodes(call, queries, keys, values, how)
 
+        # (1, heads, queries, head_dim)
+        heads = queries[call.first_row : call.end_row].transpose(0, 1)[None]
+        answers = _attend(heads, keys, values, call, how)
+        return answers[0].transpose(0, 1).flatten(1)
+
+    def _answer_decodes(
+        self, call: AttentionCall, queries: Tensor, keys: Tensor, values: Tensor, how: Attend
+    ) -> Tensor:
+        """Return the answers of a call with one query for each slot.
+
+        `queries` are those of all rows, `keys` and `values` those of the slots.
+        """
         if call.queries is None:
-            rows = queries[call.first : call.last]
+            rows = queries[call.first_row : call.end_row]
         else:
             rows = queries.index_select(0, call.queries)
 
         # (slots, kv_heads, queries of a key head, head_dim)
-        groups = rows.unflatten(1, (self._kv.num_heads, -1))
+        groups = rows.unflatten(1, (self._kv.num_kv_heads, -1))
         num_queries = groups.shape[2]
         if num_queries % 2 and num_queries > 1:
             # torch is up to twice as fast with an even number.
@@ -202,13 +126,13 @@ class Attention:
         return answers if call.answers is None else answers.index_select(0, call.answers)
 
     def _plan_calls(self, window: int | None, is_wanted: bool) -> Iterator[AttentionCall]:
-        """The calls of a layer, in the order of rows.
+        """Yield the calls of a layer, in the order of rows.
 
         With `is_wanted` only the last tokens of a chunk are rows.
         """
         decodes = [chunk for chunk in self._plan.decodes if chunk.num_logits or not is_wanted]
-        for first, last in self._split(decodes):
-            yield self._call(decodes[first:last], 1, first, window)
+        for start, end in self._split(decodes):
+            yield self._call(decodes[start:end], 1, start, window)
 
         row = len(decodes)
         for chunk in self._plan.prefills:
@@ -219,26 +143,32 @@ class Attention:
             row += num_queries
 
     def _split(self, decodes: Sequence[Chunk]) -> list[tuple[int, int]]:
-        """Cut the decodes where padding them together would cost more than one more call."""
+        """Cut the decodes where padding them together would cost more than one more call.
+
+        Returns the start and end of each group among them.
+        """
         spare_keys = _SPLIT_BYTES // self._kv.bytes_per_key
-        cuts: list[int] = []
-        first_slot = last_slot = longest = 0
+        starts: list[int] = []
+        first_slot = 0
+        end_slot = 0
+        longest = 0
         for index, chunk in enumerate(decodes):
-            together = (chunk.slot + 1 - first_slot) * max(longest, chunk.end)
-            if not cuts or together > (last_slot - first_slot) * longest + chunk.end + spare_keys:
-                cuts.append(index)
+            num_together = (chunk.slot + 1 - first_slot) * max(longest, chunk.end)
+            num_apart = (end_slot - first_slot) * longest + chunk.end
+            if not starts or num_together > num_apart + spare_keys:
+                starts.append(index)
                 first_slot = chunk.slot
                 longest = 0
 
-            last_slot = chunk.slot + 1
+            end_slot = chunk.slot + 1
             longest = max(longest, chunk.end)
 
-        return list(pairwise([*cuts, len(decodes)]))
+        return list(pairwise([*starts, len(decodes)]))
 
     def _call(
-        self, chunks: Sequence[Chunk], num_queries: int, first: int, window: int | None
+        self, chunks: Sequence[Chunk], num_queries: int, first_row: int, window: int | None
     ) -> AttentionCall:
-        """The call for the last tokens of each chunk, whose rows begin at `first`."""
+        """Return the call for the last tokens of each chunk, whose rows begin at `first_row`."""
         ends = {chunk.slot: chunk.end for chunk in chunks}
         least_end = min(ends.values())
         end = max(ends.values())
@@ -246,30 +176,39 @@ class Attention:
         if window is not None:
             start = max(0, least_end - num_queries + 1 - window)
 
-        is_whole_prompt = start == 0 and num_queries == end
         # A causal call of a whole prompt needs no mask.
+        is_whole_prompt = start == 0 and num_queries == end
         is_causal = is_whole_prompt and num_queries > 1 and end <= (window or end)
 
         slots = range(chunks[0].slot, chunks[-1].slot + 1)
-        last = first + len(chunks) * num_queries
-        call = AttentionCall(slots, range(start, end), first, last, num_queries, is_causal)
+        call = AttentionCall(
+            slots=slots,
+            positions=range(start, end),
+            first_row=first_row,
+            end_row=first_row + len(chunks) * num_queries,
+            num_queries=num_queries,
+            is_causal=is_causal,
+        )
         if not is_causal and (num_queries > 1 or least_end < end):
             call.mask = self._mask(call, ends, window)
 
         if len(slots) > len(chunks):
-            rows = {slot: first + index for index, slot in enumerate(ends)}
-            call.queries = self._indices(rows.get(slot, first) for slot in slots)
+            rows = {slot: first_row + index for index, slot in enumerate(ends)}
+            call.queries = self._indices(rows.get(slot, first_row) for slot in slots)
             call.answers = self._indices(slot - slots.start for slot in ends)
 
         return call
 
     def _mask(self, call: AttentionCall, ends: dict[int, int], window: int | None) -> Tensor:
-        """The mask of the last queries of each slot: (slots, 1, queries, positions)."""
+        """Return the mask of the last queries of each slot, (slots, 1, queries, positions).
+
+        `ends` has for each slot with a query how many positions it has.
+        """
         device = self._kv.device
         visible = call.positions
-        last = self._indices(ends.get(slot, visible.stop) for slot in call.slots)
+        end_of_slot = self._indices(ends.get(slot, visible.stop) for slot in call.slots)
         distances = torch.arange(-call.num_queries, 0, device=device)
-        queries = (last[:, None] + distances)[:, None, :, None]
+        queries = (end_of_slot[:, None] + distances)[:, None, :, None]
         positions = torch.arange(visible.start, visible.stop, device=device)
 
         is_hidden = positions > queries
@@ -279,28 +218,8 @@ class Attention:
         mask = torch.zeros(is_hidden.shape, dtype=self._kv.dtype, device=device)
         return mask.masked_fill_(is_hidden, -math.inf)
 
-    def _indices(self, numbers: Iterator[int]) -> Tensor:
+    def _indices(self, numbers: Iterable[int]) -> Tensor:
         return torch.tensor(list(numbers), device=self._kv.device)
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptedRows:
-    adapter: int
-    rows: Tensor  # (num_rows,)
-    # (num_wanted,): places among the wanted rows
-    wanted: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """The rows of one step are the tokens of all its chunks."""
-
-    token_ids: Tensor  # (rows,)
-    positions: Tensor  # (rows,)
-    # (num_wanted,): rows whose logits are wanted
-    wanted: Tensor
-    attention: Attention
-    adapted: tuple[AdaptedRows, ...] = ()
 
 
 def _attend(

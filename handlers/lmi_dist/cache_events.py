@@ -124,6 +124,7 @@ class CacheEvents:
         self._publisher.publish(events)
 
     def close(self) -> None:
+        """End the publisher."""
         self._publisher.close()
 
 

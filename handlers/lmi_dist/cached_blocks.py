@@ -61,6 +61,8 @@ Parent: TypeAlias = Root | int
 
 
 class PrefixTree:
+    """The cached blocks, each below the one with the tokens before it."""
+
     def __init__(self, tokens_per_block: int) -> None:
         self._tokens_per_block = tokens_per_block
         # The children are sorted, and never empty.
@@ -72,6 +74,7 @@ class PrefixTree:
         return block in self._places
 
     def has_children(self, block: int) -> bool:
+        """Whether other blocks lie below a block."""
         return block in self._children
 
     def find(self, root: Root, token_ids: list[int], end: int) -> Match:
@@ -236,6 +239,7 @@ class IdleBlocks:
         self._retentions.pop(block, None)
 
     def add(self, block: int, *, is_evictable: bool) -> None:
+        """Note that nobody uses a block any more. It may be evicted if nothing lies below it."""
         retention = self._retentions.get(block, DEFAULT)
         idle = _Idle(next(self._orders), retention.priority, None, is_evictable)
         self._idle[block] = idle

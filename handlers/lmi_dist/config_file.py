@@ -285,6 +285,7 @@ def check(folder: Path) -> None:
 
 
 def check_config(file: Path, config: Mapping[str, Any]) -> None:
+    """Raise ModelUnusable if a configuration says that the model does not run here."""
     name = class_name(config.get("architectures"))
     model_type = config.get("model_type")
     if name and not name.endswith(DECODERS):
@@ -342,6 +343,7 @@ def class_name(architectures: object) -> str:
 
 
 def unsupported(place: object, why: str) -> ModelUnusable:
+    """Return the error for a model that does not run here, with what does."""
     return ModelUnusable(f"{place}: {why}; {RUN_HERE}")
 
 

@@ -25,13 +25,13 @@ from handlers.lmi_dist.captured import take_draws, take_prompt
 from handlers.lmi_dist.guides import Guides
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import describe, in_files, load_runner
-from handlers.lmi_dist.logits_rules import new_post_processors
 from handlers.lmi_dist.lora import LoraAdapters
 from handlers.lmi_dist.memory import MemoryWatch
 from handlers.lmi_dist.native.library import num_threads
-from handlers.lmi_dist.native.sampling import Floats
+from handlers.lmi_dist.native.wishes import Floats
 from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.plan import num_tokens_of
+from handlers.lmi_dist.post_processors import new_post_processors
 from handlers.lmi_dist.runner import Runner
 from handlers.lmi_dist.sampler import Draw, Sampler, advance_beams, append_draws, note_prompt
 from handlers.lmi_dist.scheduler import Batch, Scheduler
@@ -222,7 +222,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
         failed = self._note_prompts(batch, logits)
         sequences, rows = _drawing(batch, failed)
-        has_beams = bool(sequences) and sequences[0].rows is not None
+        has_beams = bool(sequences) and sequences[0].beam_state is not None
         if has_beams:
             take_draws(self._runner, logits, rows, sequences)
             outlooks = self._sampler.look_ahead(logits, rows, sequences)
@@ -261,8 +261,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
             if sequence.lacks_prompt_log_probs:
                 logits_of_chunk = logits[row : row + chunk.num_logits]
-                choose = self._sampler.choose
-                if not note_prompt(choose, sequence, chunk, logits_of_chunk):
+                fulfil = self._sampler.fulfil_wishes
+                if not note_prompt(fulfil, sequence, chunk, logits_of_chunk):
                     failed.append(sequence)
 
         return failed
@@ -361,12 +361,14 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
     @property
     def is_waiting_for_guides(self) -> bool:
+        """Whether it makes no step because it waits for a guide."""
         return self._guides.is_waiting
 
     # Adapters, between two steps.
 
     @property
     def is_loading_adapter(self) -> bool:
+        """Whether it makes no step because it reads the weights of an adapter."""
         # Another thread may set it to None between two looks.
         lora = self._lora
         return lora is not None and lora.is_reading
@@ -374,6 +376,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     def load_adapter(
         self, name: str, path: str, *, pinned: bool = False, preload: bool = True
     ) -> None:
+        """Load an adapter between two steps: see `Adapters.load`."""
         lora = self._lora
         if lora is None:
             return super().load_adapter(name, path, pinned=pinned, preload=preload)
@@ -388,6 +391,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         self._at_boundary(load_prepared)
 
     def unload_adapter(self, name: str) -> None:
+        """Unload an adapter between two steps: see `Adapters.unload`."""
         lora = self._lora
         if lora is None:
             return super().unload_adapter(name)
@@ -402,6 +406,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
     @property
     def info(self) -> EngineInfo:
+        """What the engine says of itself, with the adapters that are loaded."""
         return self._info
 
     def _kv_cache_stats(self) -> KvCacheStats:

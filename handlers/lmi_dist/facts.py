@@ -73,6 +73,7 @@ class ModelFacts:
 
 
 def read_facts(path: str) -> ModelFacts:
+    """Read the facts of the model in a folder. Raises ModelUnusable."""
     file = existing_file(Path(path), "config.json")
     raw = read_json(file)
     if not raw.get("architectures"):

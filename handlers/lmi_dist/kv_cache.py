@@ -106,16 +106,19 @@ class KvCache:
 
     @property
     def has_free_slot(self) -> bool:
+        """Whether a slot is free."""
         return bool(self._free_slots)
 
     @property
     def num_free_blocks(self) -> int:
+        """How many blocks nobody has or was promised. Below 0 where memory was withheld since."""
         num_promised = sum([holding.num_promised for holding in self._holdings])
         num_new = len(self._new) - self._num_withheld
         return len(self._empty) + num_new + len(self._idle) - num_promised
 
     @property
     def num_used_blocks(self) -> int:
+        """How many blocks are in tables or promised."""
         return self.num_blocks - self.num_free_blocks
 
     @property
@@ -136,9 +139,11 @@ class KvCache:
         return list(self._copies.values())
 
     def table(self, slot: int) -> list[int]:
+        """Return the blocks of a slot, in their order."""
         return self._holdings[slot].table
 
     def num_blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks so many tokens need."""
         return -(-num_tokens // self.tokens_per_block)
 
     # Room.
@@ -197,6 +202,7 @@ class KvCache:
         return True
 
     def free(self, slot: int) -> None:
+        """Free a slot and its blocks."""
         self._drop_copy(slot)
         holding = self._holdings[slot]
         self._holdings[slot] = Holding()

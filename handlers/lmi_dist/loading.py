@@ -24,10 +24,10 @@ from handlers.lmi_dist.batch import (
 )
 from handlers.lmi_dist.config_file import INSTALL_TORCH, check_extra
 from handlers.lmi_dist.facts import ModelFacts, read_facts
-from handlers.lmi_dist.logits_rules import ARRAYS, PostProcessors
 from handlers.lmi_dist.memory import need_of, room_for_cache, say_memory
 from handlers.lmi_dist.native import library as native
 from handlers.lmi_dist.native_runner import NativeRunner, weight_bytes
+from handlers.lmi_dist.post_processors import ARRAYS, PostProcessors
 from handlers.lmi_dist.runner import Limits, Runner
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS
 from lmi.errors import BadConfiguration, ModelUnusable, error_line
@@ -352,6 +352,7 @@ def describe(
     why_no_guides: str,
     post_processors: PostProcessors | None,
 ) -> EngineInfo:
+    """Return what the engine says of itself. `why_no_guides` is "" if there are guides."""
     max_loras = 0
     if runner.adapters is not None:
         max_loras = runner.adapters.limits.max_in_batch

@@ -82,9 +82,11 @@ class PeftConfig(msgspec.Struct, frozen=True):
     alpha_pattern: dict[str, float] | None = None
 
     def rank(self, path: str) -> int:
+        """Return the rank of a linear, by its path."""
         return _pattern_value(self.rank_pattern or {}, path, self.r)
 
     def scale(self, path: str) -> float:
+        """Return the factor of B A for a linear, by its path."""
         rank = self.rank(path)
         alpha = _pattern_value(self.alpha_pattern or {}, path, self.lora_alpha)
         if self.use_rslora:
@@ -103,6 +105,7 @@ def _pattern_value(patterns: Mapping[str, Number], path: str, otherwise: Number)
 
 
 def check_rank(rank: int, max_rank: int) -> None:
+    """Raise NotUsable if there is no room for a rank."""
     if rank > max_rank:
         raise NotUsable(f"its rank {rank} is over option.max_lora_rank={max_rank}")
 
@@ -260,9 +263,11 @@ def _site(
 class Adaptable(Protocol[Packed]):
     """A model whose chunks may name adapters by their numbers."""
 
-    def put_adapter(self, number: int, adapter: Adapter[Packed]) -> None: ...
+    def put_adapter(self, number: int, adapter: Adapter[Packed]) -> None:
+        """Let chunks use an adapter by its number, which is not 0."""
 
-    def drop_adapter(self, number: int) -> None: ...
+    def drop_adapter(self, number: int) -> None:
+        """Forget an adapter, if there is one of this number."""
 
 
 @dataclass
@@ -421,10 +426,12 @@ class LoraAdapters(Adapters):
     # What `Adapters` calls.
 
     def check_adapter(self, adapter: LoadedAdapter) -> None:
+        """Raise what came of reading the adapter's folder, if it was wrong."""
         if self._prepared is not None:
             self._prepared.result()
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
+        """Give the model the weights of an adapter, unless it has them."""
         if adapter.number in self._resident:
             return
 
@@ -433,6 +440,7 @@ class LoraAdapters(Adapters):
         self._loader.model.put_adapter(adapter.number, weights)
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
+        """Let the model forget the weights of an adapter."""
         self._loader.model.drop_adapter(adapter.number)
 
 

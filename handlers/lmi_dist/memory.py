@@ -55,6 +55,7 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
+        """All of these bytes."""
         return self.weights + self.steps + self.process
 
 

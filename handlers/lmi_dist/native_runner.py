@@ -91,6 +91,7 @@ class NativeRunner:
         self.kernels = f"native {library.kind}"
 
     def forward(self, plan: Plan) -> Array:
+        """Compute a step: see `Runner.forward`."""
         for from_block, to_block in plan.copies:
             self._model.copy(from_block, to_block)
 
@@ -99,6 +100,7 @@ class NativeRunner:
         return logits
 
     def output(self, name: str) -> Array:
+        """Return a declared output of the last step: see `Runner.output`."""
         return self._model.buffer(self.program.outputs[name])[: self._num_wanted]
 
 

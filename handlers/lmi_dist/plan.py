@@ -27,6 +27,7 @@ class Chunk(msgspec.Struct):
 
     @property
     def end(self) -> int:
+        """The position behind its last token."""
         return self.start + len(self.token_ids)
 
 
@@ -45,8 +46,10 @@ class Plan:
 
     @property
     def chunks(self) -> list[Chunk]:
+        """All chunks, in the order of the step's rows."""
         return self.decodes + self.prefills
 
 
 def num_tokens_of(chunks: Iterable[Chunk]) -> int:
+    """Return how many tokens chunks have together."""
     return sum(len(chunk.token_ids) for chunk in chunks)

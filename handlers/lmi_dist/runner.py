@@ -32,6 +32,7 @@ class Limits:
 
     @property
     def num_all_slots(self) -> int:
+        """The slots of all requests, express ones among them."""
         return self.num_slots + self.num_express
 
 

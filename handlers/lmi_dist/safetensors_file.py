@@ -39,6 +39,7 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of its data."""
         start, end = self.data_offsets
         return end - start
 

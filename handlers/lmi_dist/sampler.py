@@ -1,44 +1,39 @@
 """Draws a token from each row of the logits, by the rules of the row's request.
 
 Log-probs are the model's, before any rule. Functions of the user change a copy of the row, then
-rules and a guide. What is wanted of each row is a record of `native/sampling`, which says how a
-token is drawn, and one call fulfils those of a step. The bits of a row depend on it alone. The
-candidates of a beam search are the best log-probs of the model after such changes, as in
-transformers.
+rules and a guide. What is wanted of each row is a record of `native/wishes.py`, and one call
+fulfils those of a step; `native/plain_sampling.py` says how a token is drawn. The bits of a row
+depend on it alone. The candidates of a beam search are the best log-probs of the model after such
+changes, as in transformers.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from itertools import islice, repeat
-from typing import NamedTuple, Self, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from handlers.base.beams import AnyCandidate
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.guides import fill_masks
-from handlers.lmi_dist.logits_rules import (
-    LogitsRules,
-    PostProcessors,
-    RuledRow,
-    add_rules,
-    new_rules,
-)
+from handlers.lmi_dist.logits_rules import RuledRow, add_rules, new_rules
 from handlers.lmi_dist.native.library import NotAvailable, load
-from handlers.lmi_dist.native.sampling import (
+from handlers.lmi_dist.native.plain_sampling import fulfil_plainly
+from handlers.lmi_dist.native.sampling import NativeSampler
+from handlers.lmi_dist.native.wishes import (
     ALL_BANNED,
     CHOSEN,
     WISH,
-    Choose,
     Floats,
+    Fulfil,
     Fulfilled,
-    NativeSampler,
     Sampling,
-    choose_plainly,
     new_wishes,
 )
 from handlers.lmi_dist.plan import Chunk
+from handlers.lmi_dist.post_processors import PostProcessors
+from handlers.lmi_dist.sampler_state import SamplerState
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import PromptLogProb, SamplingConfig, TokenLogProb
 
@@ -58,18 +53,6 @@ class Outlook(NamedTuple):
     is_usable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerState:
-    """The sampler's state of one sequence. `wish` is what stays the same from step to step."""
-
-    wish: bytes
-    num_top: int
-    rules: LogitsRules | None
-
-    def fork(self) -> Self:
-        return replace(self, rules=self.rules and self.rules.fork())
-
-
 class Sampler:
     """A sampler draws tokens.
 
@@ -81,9 +64,9 @@ class Sampler:
     ) -> None:
         self.vocab_size = vocab_size
         self._post_processors = post_processors
-        self.choose: Choose = choose_plainly
+        self.fulfil_wishes: Fulfil = fulfil_plainly
         with suppress(NotAvailable):
-            self.choose = NativeSampler(load(), vocab_size, num_threads)
+            self.fulfil_wishes = NativeSampler(load(), vocab_size, num_threads)
 
     def sample(
         self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]
@@ -163,12 +146,13 @@ class Sampler:
         ruled: list[RuledRow] = []
         for place, state in enumerate(states):
             if state.rules:
-                ruled.append(RuledRow(place, sequences[place], state.rules))
+                sequence = sequences[place]
+                ruled.append(RuledRow(place, sequence, state.rules, sequence.must_end))
 
         if ruled:
             add_rules(sampling, ruled)
 
-        return self.choose(sampling)
+        return self.fulfil_wishes(sampling)
 
     def _change(
         self,
@@ -261,7 +245,7 @@ def _top(alternatives: Iterator[AnyCandidate], num: int) -> list[TokenLogProb]:
     return [TokenLogProb(token_id, log_prob) for token_id, _, log_prob in islice(alternatives, num)]
 
 
-def note_prompt(choose: Choose, sequence: Sequence, chunk: Chunk, logits: Floats) -> bool:
+def note_prompt(fulfil: Fulfil, sequence: Sequence, chunk: Chunk, logits: Floats) -> bool:
     """Keep the log-probs of the prompt tokens that follow each position of the chunk.
 
     `logits` is (chunk length, vocab). Returns False, and keeps none, if one of them is not a
@@ -277,7 +261,7 @@ def note_prompt(choose: Choose, sequence: Sequence, chunk: Chunk, logits: Floats
         wishes = new_wishes(
             num, row=np.arange(num), token_id=next_ids, num_top=num_top, wants_log_prob=1
         )
-        choices, best = choose(Sampling(logits, wishes))
+        choices, best = fulfil(Sampling(logits, wishes))
         if (choices["status"] != CHOSEN).any():
             return False
 
@@ -309,7 +293,7 @@ def advance_beams(outlooks: dict[EmbeddedSequence, list[Outlook]]) -> list[Embed
 
         candidates = [outlook.candidates for outlook in outlooks_of_search]
         steps = sequence.advance(candidates, tops)
-        assert sequence.rows is not None
-        sequence.rows.advance(steps)
+        assert sequence.beam_state is not None
+        sequence.beam_state.advance(steps)
 
     return list(outlooks)

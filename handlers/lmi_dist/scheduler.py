@@ -57,6 +57,7 @@ class Batch:
 
     @property
     def decoding(self) -> list[EmbeddedSequence]:
+        """The sequences that decode, parallel to the decodes of the plan."""
         return self.sequences[: len(self.plan.decodes)]
 
     def prefilling(self) -> Iterator[tuple[Chunk, EmbeddedSequence, int]]:
@@ -112,6 +113,7 @@ class Scheduler:
         self._failed: list[EmbeddedSequence] = []
 
     def add(self, sequence: EmbeddedSequence) -> None:
+        """Put a sequence among those that wait, by its rank."""
         insort(self.waiting, sequence, key=_rank)
 
     def remove(self, sequence: EmbeddedSequence) -> None:
@@ -136,7 +138,8 @@ class Scheduler:
 
             self.cache.free(slot)
 
-        sequence.slot = sequence.rows = None
+        sequence.slot = None
+        sequence.beam_state = None
 
     def schedule(self) -> Batch:
         """Schedule decodes, then running prompts, then new prompts as long as budget, slots and
@@ -279,7 +282,7 @@ class Scheduler:
                 # Its whole prompt was promised room when it was admitted.
                 continue
 
-            if sequence.rows is not None:
+            if sequence.beam_state is not None:
                 self._make_beam_room(sequence)
             elif len(sequence.token_ids) > len(self.cache.table(sequence.slot)) * size:
                 self._grow(sequence)
@@ -290,8 +293,10 @@ class Scheduler:
         """Fork the beams of a search as its last step has said, and give each room for its next
         token.
         """
-        assert sequence.rows is not None
-        forks, sequence.rows.forks = sequence.rows.forks, []
+        beam_state = sequence.beam_state
+        assert beam_state is not None
+        forks = beam_state.forks
+        beam_state.forks = []
         for fork in forks:
             self.cache.adopt(*fork)
 
@@ -470,7 +475,7 @@ class Scheduler:
             for _ in range(width - 1):
                 slots.append(self.cache.allocate(num_beam_tokens))
 
-            sequence.rows = BeamRows(sequence, slots)
+            sequence.beam_state = BeamRows(sequence, slots)
 
         self._reuse(sequence, len(shared) * self.cache.tokens_per_block)
         insort(self.running, sequence, key=_rank)

@@ -11,53 +11,58 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from handlers.base.beams import Continuation
 from handlers.base.sequence import Sequence
+from handlers.lmi_dist.arrays import Array
+from handlers.lmi_dist.guide import Guide
 from handlers.lmi_dist.kv_cache import KvCache
+from handlers.lmi_dist.pace import Drafter
+from handlers.lmi_dist.sampler_state import SamplerState
 from lmi.executor import ErrorKind
-
-if TYPE_CHECKING:
-    from handlers.lmi_dist.arrays import Array
-    from handlers.lmi_dist.guides import Guide
-    from handlers.lmi_dist.pace import Drafter
-    from handlers.lmi_dist.sampler import SamplerState
 
 
 @dataclass(slots=True, eq=False)
 class EmbeddedSequence(Sequence):
+    """A sequence that the scheduler runs, or a row of a search, which is one running beam of it."""
+
     # The number by which the runner knows the request's adapter.
     adapter: int = 0
     sampler_state: SamplerState | None = None
     drafter: Drafter | None = None
     # It says which tokens may come next.
     guide: Guide | None = None
-    # Whether its guide allows only end ids now. They may then come before `min_tokens` too.
-    must_end: bool = False
-    # Set where the sequence runs and has beams.
-    rows: BeamRows | None = None
+    # Set where the sequence runs and has beams, and for each of its rows.
+    beam_state: BeamRows | None = None
     # The embedding of the prompt so far, where the request wants one.
     pooled: Array | None = None
 
     @property
     def width(self) -> int:
+        """The most beams that it runs, 1 without a search."""
         return 1 if self.search is None else self.search.beam_width
 
     @property
     def beam_rows(self) -> list[EmbeddedSequence]:
         """What decodes for a sequence of the scheduler: itself, or the rows of its beams."""
-        return [self] if self.rows is None else self.rows.rows
+        return [self] if self.beam_state is None else self.beam_state.running
 
     @property
     def owner(self) -> EmbeddedSequence:
         """The sequence that the executor knows: itself, or that of a row."""
-        return self if self.rows is None else self.rows.head
+        return self if self.beam_state is None else self.beam_state.head
 
     @property
     def slots(self) -> list[int]:
+        """Its slot, or those of all its beams."""
         assert self.slot is not None
-        return [self.slot] if self.rows is None else self.rows.slots
+        return [self.slot] if self.beam_state is None else self.beam_state.slots
+
+    @property
+    def must_end(self) -> bool:
+        """Whether its guide allows only end ids now. They may then come before `min_tokens` too."""
+        return self.guide is not None and self.guide.must_end
 
     @property
     def can_reuse(self) -> bool:
@@ -68,7 +73,8 @@ class EmbeddedSequence(Sequence):
             return False
 
         is_prompt = self.num_generated == 0
-        return not (self.captured is not None and self.captured.has_begun and is_prompt)
+        has_captured = self.captured is not None and self.captured.has_begun
+        return not (is_prompt and has_captured)
 
     def check_room(self, cache: KvCache) -> None:
         """Fail a search that could not even begin: each beam needs one block beside the full blocks
@@ -86,52 +92,58 @@ class EmbeddedSequence(Sequence):
             self.fail_for_room(cache, "for this prompt")
 
     def fail_for_room(self, cache: KvCache, when: str) -> None:
+        """End a request whose search needs more than the whole cache; `when` ends the message."""
         num_tokens = cache.num_blocks * cache.tokens_per_block
         message = f"of {self.width} needs more than the KV cache of {num_tokens} tokens {when}"
         self.fail(message, ErrorKind.INVALID, "beam_width")
 
 
+class Fork(NamedTuple):
+    """A copy of the first tokens of a slot, which is still to be made."""
+
+    from_slot: int
+    to_slot: int
+    num_tokens: int
+
+
 class BeamRows:
-    """The rows of `head`, a sequence with a search.
-
-    `rows` are parallel to the search's running beams.
-
-    While the prompt is computed, `head` is the only row. `forks` are still to be made, before the
-    next step: from slot, to slot, how many tokens it takes.
-    """
+    """The rows of `head`, a sequence with a search."""
 
     def __init__(self, head: EmbeddedSequence, slots: list[int]) -> None:
         """`slots`: one for each beam that may run. The first has the prompt."""
         self.head = head
         self.slots = slots
-        self.rows = [head]
-        self.forks: list[tuple[int, int, int]] = []
+        # Parallel to the search's running beams. While the prompt is computed, it is `head` alone.
+        self.running = [head]
+        # To be made before the next step.
+        self.forks: list[Fork] = []
 
     def advance(self, steps: SequenceOf[Continuation]) -> None:
         """Make the rows of what the search runs next.
 
         The first beam that continues a row keeps its slot.
         """
-        kept_slots = {self.rows[step.parent].slot for step in steps}
-        free = iter([slot for slot in self.slots if slot not in kept_slots])
-        rows: list[EmbeddedSequence] = []
+        continued_slots = {self.running[step.parent].slot for step in steps}
+        free_slots = iter([slot for slot in self.slots if slot not in continued_slots])
+        running: list[EmbeddedSequence] = []
         continued: set[int] = set()
         for step in steps:
-            row = self.rows[step.parent]
+            row = self.running[step.parent]
             if step.parent in continued:
-                row = self._fork(row, next(free))
+                row = self._fork(row, next(free_slots))
             elif row is self.head:
                 row = _copy(row)
 
             row.token_ids.append(step.token_id)
-            rows.append(row)
+            running.append(row)
             continued.add(step.parent)
 
-        self.rows = rows
+        self.running = running
 
     def _fork(self, row: EmbeddedSequence, slot: int) -> EmbeddedSequence:
+        """Return a row with the same tokens in another slot."""
         assert row.slot is not None
-        self.forks.append((row.slot, slot, row.num_computed))
+        self.forks.append(Fork(row.slot, slot, row.num_computed))
         forked = _copy(row)
         forked.slot = slot
         if row.sampler_state is not None:
@@ -141,8 +153,8 @@ class BeamRows:
 
 
 def _copy(row: EmbeddedSequence) -> EmbeddedSequence:
-    """A copy of a row with its computed tokens only: `head` already has the next token of its best
-    beam, which need not be this row's.
+    """Return a copy of a row with its computed tokens only: `head` already has the next token of
+    its best beam, which need not be this row's.
     """
     copied = copy(row)
     copied.search = None

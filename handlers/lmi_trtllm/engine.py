@@ -101,6 +101,7 @@ class Statistics:
             log.warning("TensorRT-LLM reports no statistics any more", exc_info=True)
 
     def take(self, iteration: Mapping[str, object]) -> None:
+        """Note what one iteration reports."""
         self._num_iterations += 1
         cache = iteration.get("kvCacheStats")
         if not isinstance(cache, dict):
@@ -115,6 +116,8 @@ class Statistics:
 
 
 class TrtllmEngine(EngineLoop):
+    """TensorRT-LLM, seen as an `Engine`."""
+
     def __init__(self, arguments: dict[str, Any]) -> None:
         """`arguments` are those of `tensorrt_llm.LLM`."""
         self._llm = LLM(**arguments)
@@ -133,18 +136,22 @@ class TrtllmEngine(EngineLoop):
 
     @property
     def max_num_sequences(self) -> int:
+        """How many sequences may run together."""
         return int(self.argument("max_batch_size") or MAX_BATCH_SIZE)
 
     @property
     def max_beam_width(self) -> int:
+        """The width of the beams that all requests run at."""
         return int(self.argument("max_beam_width") or 1)
 
     # The executor's thread.
 
     def add(self, work: TrtllmWork) -> None:
+        """Begin the task of a sequence."""
         self.begin(work.id, self._follow(work))
 
     def step(self) -> SequenceOf[SequenceOutput] | None:
+        """Wait for outputs for a while, and return them, or None if nothing is new."""
         batch = self.take(WAIT_S)
         if not self.is_alive:
             reason = self._error or "one of its processes has ended"
@@ -165,9 +172,11 @@ class TrtllmEngine(EngineLoop):
         return EngineLoad(self.max_num_sequences, kv_cache=self._statistics.kv_cache)
 
     def check_adapter(self, adapter: LoadedAdapter) -> None:
+        """Read the configuration of an adapter: see `AdapterEngine`."""
         adapters.check_adapter(adapter, self.argument("lora_config"))
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
+        """Let TensorRT-LLM read the weights of an adapter."""
         self.run(adapters.read(self._llm, adapter, self.max_beam_width))
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
@@ -175,6 +184,7 @@ class TrtllmEngine(EngineLoop):
 
     @property
     def is_alive(self) -> bool:
+        """Whether it has not failed and all processes that compute live."""
         return self._error is None and self._ranks.are_alive
 
     def close(self) -> None:

@@ -300,6 +300,7 @@ class GuideChecks(Preparation[None]):
         self._outcomes = GuideOutcomes(self._compiler, self._check)
 
     def begin(self, sequence: Sequence) -> Future[None] | None:
+        """Check the guide of a sequence, or return None if it has none."""
         params = sequence.request.guided_decoding_params
         if params is None:
             return None
@@ -313,6 +314,7 @@ class GuideChecks(Preparation[None]):
         sequence.end_ids |= self._end_ids
 
     def close(self) -> None:
+        """End the process that compiles."""
         self._outcomes.close()
 
     def _check(self, params: GuidedDecodingParams, wait: Wait) -> None:
@@ -327,6 +329,7 @@ class GuideSupport(NamedTuple):
 
 
 def guide_support(config: EngineConfig, folder: str) -> GuideSupport:
+    """Return the kinds of structures that requests may have, by options and model folder."""
     backend = config.options.get(BACKEND, XGRAMMAR)
     if backend not in KINDS:
         reason = f"option.{BACKEND}={backend} is neither {XGRAMMAR} nor {LLGUIDANCE}"

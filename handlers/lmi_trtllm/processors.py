@@ -82,6 +82,7 @@ class Faults:
         return results, list(faults)
 
     def close(self) -> None:
+        """Close the pipe."""
         os.close(self._read_fd)
         os.close(self._write_fd)
 

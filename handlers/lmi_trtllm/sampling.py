@@ -58,6 +58,7 @@ class TrtllmSampler:
 
     @property
     def has_rules(self) -> bool:
+        """Whether the sampler reads every rule."""
         return self.is_cpp or not self.profile.has_cpp_sampler
 
 

@@ -90,11 +90,13 @@ class VllmEngine:
         VllmEngine.num_open += 1
 
     def add(self, work: translation.VllmWork) -> None:
+        """Queue a sequence. Raises what vLLM's check of it raises."""
         self._engine.add_request(
             work.id, work.prompt, work.params, lora_request=work.adapter, priority=work.priority
         )
 
     def abort(self, ids: Iterable[str]) -> None:
+        """Forget sequences; ids that have ended are ignored."""
         self._engine.abort_request(list(ids))
 
     def step(self) -> Sequence[SequenceOutput]:
@@ -127,6 +129,7 @@ class VllmEngine:
         return [translation.of_core(_outer_id(output.request_id), output) for output in new]
 
     def load(self) -> EngineLoad:
+        """Return how busy the scheduler is."""
         before = self._preempted
         self._preempted = {}
         for request in self._scheduler.waiting:
@@ -166,15 +169,18 @@ class VllmEngine:
         helper.validate_legal(self.config.lora_config)
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
+        """Let vLLM read the weights of an adapter, and pin it if it is to be pinned."""
         self._engine.add_lora(translation.lora_request(adapter))
         if adapter.is_pinned:
             self._engine.pin_lora(adapter.number)
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
+        """Free the weights of an adapter, if vLLM has them."""
         self._engine.remove_lora(adapter.number)
 
     @property
     def is_alive(self) -> bool:
+        """Whether all ranks live, and all nodes if there are several."""
         # Ray's ranks are no processes of ours, so vLLM tells of them.
         has_failed = getattr(self._engine.model_executor, "is_failed", False)
         if has_failed or not self._ranks.are_alive:
@@ -282,6 +288,7 @@ class NodeHeartbeat:
         self._thread.start()
 
     def close(self) -> None:
+        """End the heartbeat of this node."""
         self._is_closed.set()
         self._thread.join()
 

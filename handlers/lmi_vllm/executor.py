@@ -20,8 +20,8 @@ from handlers.base.configuration import AnyConfig, settled
 from handlers.base.mailbox import Mailbox
 from handlers.base.sequence import Sequence
 from handlers.driven.arguments import refusal
+from handlers.driven.beam_rounds import BeamRow
 from handlers.driven.executor import DrivenExecutor, name_of
-from handlers.driven.outputs import BeamRow
 from handlers.lmi_vllm import process_setup, translation
 from handlers.lmi_vllm.about import environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
@@ -179,6 +179,7 @@ class Follower(Mailbox):
 
     @property
     def info(self) -> EngineInfo:
+        """What the engine of the group says of itself."""
         return self._info
 
     def can_enqueue_requests(self) -> bool:
@@ -186,15 +187,19 @@ class Follower(Mailbox):
         return not self._has_lost_rank.is_set() and self._heartbeat.is_whole
 
     def enqueue_request(self, request: Request) -> int:
+        """Refuse a request: node 0 takes them. Raises Unavailable."""
         raise errors.Unavailable(self._refusal)
 
     def cancel_request(self, request_id: int) -> None:
+        """Do nothing: there are no requests here."""
         return None
 
     def get_latest_iteration_stats(self) -> list[Any]:
+        """Return nothing: node 0 has them."""
         return []
 
     def get_latest_request_stats(self) -> list[Any]:
+        """Return nothing: node 0 has them."""
         return []
 
     def shutdown(self) -> None:

@@ -34,7 +34,7 @@ from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, Request
 from lmi.shared import machine
 
 # Processor time: with a large vocabulary xgrammar takes seconds for schemas that are in use.
-MAX_COMPILE_S = 10
+MAX_CPU_S = 10
 # The memory of all compilations together, which is at most a quarter of the container's.
 MAX_MEMORY_BYTES = 4 << 30
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
@@ -71,7 +71,7 @@ class GuideGate(Preparation[StructuredOutputsParams]):
             is_compact=settings.disable_any_whitespace,
             compiler="handlers.lmi_vllm.guide_check",
             backends=self._backends,
-            max_cpu_s=MAX_COMPILE_S,
+            max_cpu_s=MAX_CPU_S,
             max_bytes=memory_bytes // MAX_COMPILATIONS,
         )
         # The process imports torch, so its start may take long.
@@ -81,6 +81,7 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         )
 
     def begin(self, sequence: Sequence) -> Future[StructuredOutputsParams] | None:
+        """Check the guide of a sequence, or return None if it has none."""
         params = sequence.request.guided_decoding_params
         if params is None:
             return None
@@ -88,13 +89,16 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         return self._outcomes.of(params, sequence.request.client_id)
 
     def equip(self, sequence: Sequence, product: StructuredOutputsParams) -> None:
+        """Keep the checked guide until the sequence is given to vLLM."""
         self.checked[sequence] = product
 
     def drop_waiting(self, sequence: Sequence) -> Future[StructuredOutputsParams] | None:
+        """Forget a sequence that has ended, and its guide."""
         self.checked.pop(sequence, None)
         return super().drop_waiting(sequence)
 
     def close(self) -> None:
+        """End the process that compiles."""
         self._outcomes.close()
 
     def _check(self, params: GuidedDecodingParams, wait: Wait) -> StructuredOutputsParams:
@@ -139,6 +143,7 @@ class Reading(Future[Any]):
         self.is_wanted = True
 
     def cancel(self) -> bool:
+        """Let its thread read no further file."""
         self.is_wanted = False
         return super().cancel()
 
@@ -198,10 +203,12 @@ class ImageReader(Preparation[Any]):
             reading.set_exception(error)
 
     def equip(self, sequence: Sequence, product: Any) -> None:
+        """Give a sequence the prompt with its images. Raises PromptTooLong."""
         sequence.prompt = product
         sequence.replace_prompt(product["prompt_token_ids"], self._max_sequence_length)
 
     def close(self) -> None:
+        """Begin to read nothing more."""
         self._turns.close()
 
     def _read(self, request: Request, reading: Reading) -> Any:

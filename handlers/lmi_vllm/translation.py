@@ -58,6 +58,8 @@ Params: TypeAlias = SamplingParams | PoolingParams
 
 @dataclass(frozen=True, slots=True)
 class VllmWork:
+    """A sequence as vLLM gets it."""
+
     id: str
     prompt: TokensInput | MultiModalInput
     params: Params
@@ -66,6 +68,7 @@ class VllmWork:
 
 
 def lora_request(adapter: LoadedAdapter) -> LoRARequest:
+    """Return an adapter as vLLM names it."""
     return LoRARequest(adapter.name, adapter.number, adapter.path)
 
 
@@ -178,6 +181,7 @@ def _log_probs(sequence: Sequence) -> dict[str, Any]:
 
 
 def structure(guide: GuidedDecodingParams) -> StructuredOutputsParams:
+    """Return a guide as vLLM takes it."""
     if guide.guide_type is GuideType.JSON:
         return StructuredOutputsParams(json_object=True)
 
@@ -246,6 +250,7 @@ def num_blocks(config: VllmConfig) -> int:
 
 
 def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> EngineInfo:
+    """Return what the engine says of itself. `renderer` is what reads images, if any does."""
     model = config.model_config
     speculates = config.speculative_config is not None
     max_num_seqs = config.scheduler_config.max_num_seqs

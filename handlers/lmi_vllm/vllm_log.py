@@ -97,12 +97,14 @@ class StartupLog:
         return cls(os.environ.get(START, os.devnull))
 
     def write(self, line: str) -> None:
+        """Append a line, if there is a log."""
         # The owner of the file may be gone.
         with suppress(OSError), open(self.path, "ab", buffering=0) as file:
             file.write(line.replace("\n", " ").encode("utf-8", "backslashreplace") + b"\n")
 
     @property
     def is_started(self) -> bool:
+        """Whether the engine has said that it is started."""
         return STARTED in _lines(self.path)
 
     @property

@@ -13,8 +13,9 @@ import pytest
 
 from handlers.base.beams import Beam, Candidate
 from handlers.base.sequence import Sequence, new_sequences
+from handlers.driven.beam_rounds import BeamRow
 from handlers.driven.executor import DrivenExecutor
-from handlers.driven.outputs import BeamRow, LogProbs, SequenceOutput
+from handlers.driven.outputs import LogProbs, SequenceOutput
 from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import (
     Capabilities,

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from handlers.base.beams import Candidate
 from handlers.base.token_sequence import sequences_of
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.native.sampling import Sampling, new_wishes
+from handlers.lmi_dist.native.wishes import Sampling, new_wishes
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.sampler import Sampler
 from handlers.lmi_dist.sequence import EmbeddedSequence
@@ -135,7 +135,7 @@ def alone(request: Request, runner: FakeRunner) -> EmbeddedSequence:
 def candidates(runner: FakeRunner, states: list[list[int]], num: int) -> list[list[Candidate]]:
     """The best tokens after each of these beginnings."""
     wishes = new_wishes(len(states), row=range(len(states)), num_candidates=num)
-    answers = Sampler(runner.vocab_size).choose(
+    answers = Sampler(runner.vocab_size).fulfil_wishes(
         Sampling(np.stack([runner.logits(state) for state in states]), wishes)
     )
     rows = answers.best.reshape(len(states), num).tolist()

@@ -321,7 +321,7 @@ def test_a_part_that_nobody_knows_names_itself_and_not_what_is_not_installed(
 
 
 def test_the_parts_that_need_no_transformers_are_those_of_our_tables() -> None:
-    assert rotary._FREQUENCIES.keys() == ROPE_TYPES
+    assert rotary.RULES.keys() == ROPE_TYPES
     assert families._ACTIVATIONS.keys() == ACTIVATIONS
 
 

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, PhiConfig
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.families import describe
-from handlers.lmi_dist.rotary import _FREQUENCIES
+from handlers.lmi_dist.rotary import RULES
 from handlers.lmi_dist.runner import Runner
 from lmi.errors import ModelUnusable
 from tests.handlers.lmi_dist.play import (
@@ -226,7 +226,7 @@ def test_the_page_of_what_works_says_which_rope_scalings_end_the_context_early_a
         part for part in text.split("\n\n") if part.startswith("**Context.**")
     ).split("With ", 1)
     ends_early = {"dynamic", "longrope"}
-    assert all(f"`{kind}`" in whole for kind in _FREQUENCIES.keys() - ends_early)
+    assert all(f"`{kind}`" in whole for kind in RULES.keys() - ends_early)
     assert (
         all(f"`{kind}`" in early for kind in ends_early) and "cached keys would be wrong" in early
     )

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from handlers.base.adapters import check_names, is_end
 from handlers.lmi_dist.about import LoraLimits
-from handlers.lmi_dist.attention import StepInputs
 from handlers.lmi_dist.facts import read_facts
-from handlers.lmi_dist.hf_fallback import ModuleAdapters
 from handlers.lmi_dist.lora import LoraLoader, NotUsable
+from handlers.lmi_dist.module_adapters import ModuleAdapters
 from handlers.lmi_dist.placement import to_tensor
 from handlers.lmi_dist.program import sites_of
+from handlers.lmi_dist.step_inputs import StepInputs
 from lmi.errors import BadConfiguration, SecurityRefused
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist import peft_adapters

@@ -87,7 +87,7 @@ def test_one_slot_of_4096_among_63_short_slots_is_split_off_and_changes_nothing(
         Attention(runner.slots, Plan(decodes, []), torch.empty(0))._plan_calls(None, False)
     )
 
-    assert [(call.last - call.first, call.positions.stop) for call in calls] == [
+    assert [(call.end_row - call.first_row, call.positions.stop) for call in calls] == [
         (31, 41),
         (1, 4097),
         (32, 41),

@@ -9,10 +9,12 @@ from typing import cast
 import torch
 from torch import nn
 
-from handlers.lmi_dist.attention import AdaptedRows, Attention, StepInputs
-from handlers.lmi_dist.hf_fallback import ModuleAdapters, PackedLinear
+from handlers.lmi_dist.attention import Attention
+from handlers.lmi_dist.module_adapters import ModuleAdapters
 from handlers.lmi_dist.operations import LowRank
+from handlers.lmi_dist.packed_linears import PackedLinear
 from handlers.lmi_dist.placement import dense
+from handlers.lmi_dist.step_inputs import AdaptedRows, StepInputs
 
 
 def new_linear() -> PackedLinear:

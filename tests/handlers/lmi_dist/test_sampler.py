@@ -24,16 +24,14 @@ from transformers import (
 
 from handlers.base.token_sequence import sequences_of
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
-from handlers.lmi_dist.native.sampling import (
-    Floats,
-    Fulfilled,
-    Sampling,
+from handlers.lmi_dist.native.plain_sampling import (
+    PartsOfLists,
     apply_rules,
-    choose_plainly,
-    keep,
-    new_wishes,
+    drop_filtered,
+    fulfil_plainly,
     uniform,
 )
+from handlers.lmi_dist.native.wishes import Floats, Fulfilled, Sampling, new_wishes
 from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.sampler import Sampler, filters_of, note_prompt
 from handlers.lmi_dist.sequence import EmbeddedSequence
@@ -107,7 +105,7 @@ def kept(logits: Floats, config: SamplingConfig) -> Floats:
     rows = (logits - logits.max(-1, keepdims=True)) / np.float32(wish["temperature"])
     weights = np.exp(rows)
     for sampling_row, powers in zip(weights, rows, strict=True):
-        keep(sampling_row, powers, wish)
+        drop_filtered(sampling_row, powers, wish)
 
     return weights
 
@@ -360,18 +358,18 @@ def edit(logits: Floats, one: EmbeddedSequence) -> Floats:
     sampler = Sampler(logits.shape[1])
     edited = list[Floats]()
 
-    def choose(sampling: Sampling) -> Fulfilled:
+    def fulfil(sampling: Sampling) -> Fulfilled:
         edited.append(ruled(sampling))
-        return choose_plainly(sampling)
+        return fulfil_plainly(sampling)
 
-    sampler.choose = choose
+    sampler.fulfil_wishes = fulfil
     sampler.sample(logits, [0], [one])
     return edited[0]
 
 
 def ruled(sampling: Sampling) -> Floats:
     """The row of the only wish after its rules, (1, vocab)."""
-    ranges = {name: slice(None) for name in ("biased", "seen", "banned")}
+    ranges = PartsOfLists(slice(None), slice(None), slice(None))
     return apply_rules(sampling, sampling.wishes[0], ranges, sampling.logits[0])[None]
 
 
@@ -496,11 +494,11 @@ def test_log_probs_come_only_where_they_are_asked_for() -> None:
 
 def test_prompt_log_probs_are_those_of_the_next_tokens() -> None:
     logits = random_logits(4, 50)
-    choose = Sampler(50).choose
+    fulfil = Sampler(50).fulfil_wishes
     chunk = Chunk(0, 0, [4, 5, 6, 7])
     config = OutputConfig(num_prompt_log_probs=2)
     prompted = sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config)
-    assert note_prompt(choose, prompted, chunk, logits)
+    assert note_prompt(fulfil, prompted, chunk, logits)
 
     expected = torch.tensor(logits).log_softmax(-1)
     chosen_logits = [expected[row, row + 5].item() for row in range(4)]
@@ -519,19 +517,19 @@ def test_prompt_log_probs_are_those_of_the_next_tokens() -> None:
     )
 
     assert (
-        note_prompt(choose, bare, chunk, logits)
+        note_prompt(fulfil, bare, chunk, logits)
         and [note.top for note in bare.prompt_log_probs] == [[]] * 5
     )
 
     logits[2, 30] = math.nan
     assert not note_prompt(
-        choose, sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config), chunk, logits
+        fulfil, sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config), chunk, logits
     )
 
 
 def test_a_prompt_of_one_token_has_one_log_prob_which_is_none() -> None:
     prompted = sequence(SamplingConfig(), (4,), output_config=OutputConfig(num_prompt_log_probs=2))
-    assert note_prompt(Sampler(50).choose, prompted, Chunk(0, 0, [4]), random_logits(1, 50))
+    assert note_prompt(Sampler(50).fulfil_wishes, prompted, Chunk(0, 0, [4]), random_logits(1, 50))
     assert [note.log_prob for note in prompted.prompt_log_probs] == [None]
 
 

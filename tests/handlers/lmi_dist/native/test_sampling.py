@@ -12,16 +12,16 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from handlers.lmi_dist.native.sampling import (
+from handlers.lmi_dist.native.plain_sampling import fulfil_plainly
+from handlers.lmi_dist.native.sampling import NativeSampler
+from handlers.lmi_dist.native.wishes import (
     ALL_BANNED,
     CHOSEN,
     NO_NUMBERS,
     WISH,
     Floats,
     Fulfilled,
-    NativeSampler,
     Sampling,
-    choose_plainly,
     new_wishes,
 )
 from tests.handlers.lmi_dist.native.builds import library, variants
@@ -143,7 +143,7 @@ def test_wishes_are_fulfilled_as_the_rules_in_numpy_say(vocab_size: int) -> None
         sampling = random_sampling(choice, vocab_size)
         before = sampling.logits.copy()
         got = fulfil(sampling)
-        expected = choose_plainly(sampling)
+        expected = fulfil_plainly(sampling)
         np.testing.assert_array_equal(sampling.logits, before)
         assert got.choices["status"].tolist() == expected.choices["status"].tolist()
 
@@ -233,7 +233,7 @@ def test_what_is_no_number_or_banned_is_said() -> None:
         sampling = Sampling(logits, wishes, banned_ids=np.array([0, 1, 2], np.int32))
         expected = [NO_NUMBERS, NO_NUMBERS, ALL_BANNED, ALL_BANNED]
         assert fulfil(sampling).choices["status"].tolist() == expected
-        assert choose_plainly(sampling).choices["status"].tolist() == expected
+        assert fulfil_plainly(sampling).choices["status"].tolist() == expected
 
 
 NUMBERS = st.one_of(st.integers(-3, 70), st.sampled_from([2**31 - 1, -(2**31)]))

@@ -1,0 +1,21 @@
+"""What the sampler keeps of one sequence from step to step."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from handlers.lmi_dist.logits_rules import LogitsRules
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerState:
+    """The wish of a sequence, as it is in every step, and the rules of its request."""
+
+    # The bytes of one record of WISH.
+    wish: bytes
+    # How many of the best tokens its Results list.
+    num_top: int
+    rules: LogitsRules | None
+
+    def fork(self) -> Self:
+        """Return the state of another sequence with the same tokens."""
+        return replace(self, rules=self.rules and self.rules.fork())
