@@ -40,7 +40,7 @@ ANNEXES = {
     "prefixes": ("lmi.engine.prefixes",),
     "desired_state": ("lmi.shared.desired_state",),
     "gguf": ("lmi.shared.gguf_file", "lmi.sources.gguf", "handlers.lmi_dist.gguf"),
-    "adapters": ("lmi.adapters", "handlers.base.adapters"),
+    "adapters": ("lmi.adapters", "handlers.base.adapter_names", "handlers.base.adapters"),
     "models": ("lmi.models",),
     "sessions": ("lmi.sessions",),
     "user_code": ("lmi.user_code", "lmi.supervisor.code"),

@@ -1,51 +1,22 @@
-"""LoRA adapters of an engine by name, and the turns of its sequences, of which it may not mix all.
+"""The LoRA adapters of an engine, by name.
 
 A request may name an adapter once it is loaded. Its weights were read then, or are read for its
 first request if the load did not ask for them. The number by which the engine knows an adapter is
 never used again.
 """
 
-import re
-from bisect import insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Generic, Protocol
+from typing import Protocol
 
-from handlers.base.token_sequence import AnySequence, TokenSequence
+from handlers.base.token_sequence import TokenSequence
 from lmi.adapters.files import CONFIG
 from lmi.capabilities import unknown_adapter
-from lmi.errors import InvalidParameter, LmiError, ModelUnusable, OutOfMemory, cause_line, shorten
+from lmi.errors import InvalidParameter, LmiError, ModelUnusable, OutOfMemory, cause_line
 from lmi.executor import ErrorKind
-
-_NAME = re.compile(r"(\^|\.\*\\\.)?((?:[\w-]|\\?\.)+)\$?")
-MAX_NAME_CHARS = 1000
-
-
-def check_names(**fields: Iterable[str] | None) -> None:
-    """Raise ValueError for a pattern of a configuration that is more than a name, or the end of
-    one.
-
-    A stranger may have written it, and some patterns would keep Python's `re` busy for ever.
-    """
-    for field, patterns in fields.items():
-        for pattern in patterns or ():
-            if len(pattern) > MAX_NAME_CHARS or not _NAME.fullmatch(pattern):
-                raise ValueError(
-                    f"{field} has {shorten(pattern)}, which is more than a name: list the names "
-                    f"instead"
-                )
-
-
-def is_end(pattern: str, path: str) -> bool:
-    """Whether a pattern that was checked is a path, or what is behind one of its dots, as PEFT
-    compares them.
-    """
-    sign, name = _NAME.fullmatch(pattern).groups()  # type: ignore[union-attr]
-    name = name.replace("\\", "")
-    return (path == name and sign != r".*\.") or (path.endswith(f".{name}") and sign != "^")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,55 +213,3 @@ class Adapters:
         """Free an adapter that was unloaded, once no sequence uses it."""
         if number in self._leaving and number not in self.in_use:
             self.drop_weights(self._leaving.pop(number))
-
-
-class Turns(Generic[AnySequence]):
-    """The waiting sequences: express ones first, then by priority and age. The first is given out
-    once it may run.
-
-    A batch has at most `max_batch` sequences that are not express. Some engines compute wrong rows
-    for the base model in a batch that also uses an adapter: where adapters take turns, the two are
-    never in one.
-    """
-
-    def __init__(self, max_batch: float, *, adapters_take_turns: bool) -> None:
-        self.waiting: list[AnySequence] = []
-        self._max_batch = max_batch
-        self._adapters_take_turns = adapters_take_turns
-
-    def add(self, sequence: AnySequence) -> None:
-        """Put a sequence among those that wait."""
-        insort(self.waiting, sequence, key=_precedence)
-
-    def take(self, running: dict[str, AnySequence]) -> Iterator[AnySequence]:
-        """Yield the next sequences. The caller adds each to `running`, or fails it, before it asks
-        for the next.
-        """
-        while self.waiting and self._may_run(self.waiting[0], running):
-            yield self.waiting.pop(0)
-
-    def _may_run(self, sequence: AnySequence, running: dict[str, AnySequence]) -> bool:
-        if not running:
-            return True
-
-        batch = running.values()
-        if not sequence.request.is_express:
-            num_in_batch = sum(not member.request.is_express for member in batch)
-            if num_in_batch >= self._max_batch:
-                return False
-
-        if not self._adapters_take_turns:
-            return True
-
-        first = next(iter(batch))
-        return _has_adapter(first) == _has_adapter(sequence)
-
-
-def _precedence(sequence: TokenSequence) -> tuple[int, float]:
-    """What waiting sequences are sorted by, the least first."""
-    request = sequence.request
-    return (-request.is_express, -request.priority)
-
-
-def _has_adapter(sequence: TokenSequence) -> bool:
-    return sequence.request.lora_config is not None

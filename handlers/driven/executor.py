@@ -7,90 +7,28 @@ those that waited are given to the engine again.
 
 import logging
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence as SequenceOf
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from handlers.base.adapters import AdapterEngine, Adapters, Turns
+from handlers.base.adapters import Adapters
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
-from handlers.base.waiting import Waiting
 from handlers.driven.beam_rounds import BeamRounds, BeamRow, check_beams
+from handlers.driven.engine import Engine, EngineLoad, name_of
 from handlers.driven.outputs import SequenceOutput, feed
+from handlers.driven.preparation import Preparation
+from handlers.driven.turns import Turns
 from lmi import errors
 from lmi.executor import EngineInfo, ErrorKind, ExecutorConfig, KvCacheStats, Request
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Work = TypeVar("Work")
-Work_contra = TypeVar("Work_contra", contravariant=True)
-
-
-@dataclass(slots=True)
-class EngineLoad:
-    """How busy an engine is. `running` lists ids, or is a number if only that is known, or how many
-    may run.
-    """
-
-    running: list[str] | int = 0
-    # The number since the start.
-    num_preemptions: int = 0
-    kv_cache: KvCacheStats = field(default_factory=KvCacheStats)
-
-
-class Engine(AdapterEngine, Protocol[Work_contra]):
-    """A foreign engine. One thread uses it; any thread may use `wake` and `is_alive`. `name_of`
-    makes the ids.
-    """
-
-    def add(self, work: Work_contra) -> None:
-        """Queue a sequence. May raise what the engine's check of it raises."""
-
-    def abort(self, ids: Iterable[str]) -> None:
-        """Forget sequences; ids that have ended are ignored."""
-
-    def step(self) -> SequenceOf[SequenceOutput] | None:
-        """The outputs of a step, or None if none was made. Raises EngineStopped, or the step's own
-        error.
-        """
-
-    def load(self) -> EngineLoad:
-        """Return how busy it is."""
-
-    def wake(self) -> None:
-        """Make a `step` that waits for another process return."""
-
-    @property
-    def is_alive(self) -> bool:
-        """False once a process that the engine needs has ended, even if no sequence runs."""
-
-    def close(self) -> None:
-        """End it. Nothing is called after this."""
-
-
-class Preparation(Waiting[Sequence, T]):
-    """What a sequence needs before it is its turn, and what another thread makes."""
-
-    is_of_guides: ClassVar[bool] = False
-
-    @abstractmethod
-    def begin(self, sequence: Sequence) -> Future[T] | None:
-        """What becomes of it, or None if the sequence needs nothing."""
-
-    @abstractmethod
-    def equip(self, sequence: Sequence, product: T) -> None:
-        """Give a sequence what was made for it. May raise an LmiError, which ends its request."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End what makes it."""
 
 
 class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
@@ -474,11 +412,6 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         self._turns.waiting.clear()
         for sequence in waiting:
             self._turns.add(sequence)
-
-
-def name_of(sequence: Sequence) -> str:
-    """The id of a sequence at the engine."""
-    return f"{sequence.id}.{sequence.index}"
 
 
 def _names_of(sequence: Sequence) -> list[str]:

@@ -8,16 +8,13 @@ processes
 
 import asyncio
 import contextlib
-import os
 import queue
-import signal
 import threading
 from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
 from handlers.driven.outputs import SequenceOutput
-from lmi.shared import signals
 
 T = TypeVar("T")
 
@@ -116,32 +113,3 @@ class EngineLoop:
     def _flush(self) -> None:
         self._ready.put(self._batch)
         self._batch = []
-
-
-class Processes:
-    """The engine's processes, whose ends its library reports late, or never."""
-
-    def __init__(self, pids: Iterable[int]) -> None:
-        """Watch the processes with these ids, but for those that have ended."""
-        self._fds: list[int] = []
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                self._fds.append(os.pidfd_open(pid))
-
-    @property
-    def are_alive(self) -> bool:
-        """Whether none of them has ended."""
-        return not signals.is_any_readable(self._fds)
-
-    def kill(self) -> None:
-        """End those that still run, at once."""
-        for fd in self._fds:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-
-    def close(self) -> None:
-        """Stop watching them."""
-        for fd in self._fds:
-            os.close(fd)
-
-        self._fds.clear()

@@ -1,13 +1,10 @@
-"""What the tree of cached blocks gains and loses, told to routers: events of vLLM with its hashes
-of blocks.
+"""What the tree of cached blocks gains and loses, told to routers in events of vLLM.
 
-A hash is made as vLLM's `sha256_cbor` makes it, of the block before, the tokens, and what else
-keeps requests apart. It is shown as a number of 64 bits.
+A block goes by its hash, which is shown as a number of 64 bits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 
 from handlers.base.kv_events import (
     AllBlocksCleared,
@@ -17,22 +14,12 @@ from handlers.base.kv_events import (
     of_replica,
     replica_here,
 )
+from handlers.lmi_dist.block_hashes import digest_of, extra_of
 from handlers.lmi_dist.cached_blocks import Root, Tokens
 from lmi.settings.annexes import KvEventsConfig
 
-# This stands in the place of the block before the first one.
-SEED = "vllm-none-hash"
 # vLLM's word for the memory in which the engine computes, on a CPU too.
 MEDIUM = "GPU"
-# The kinds of values in CBOR.
-ARRAY = 4
-BYTES = 2
-TEXT = 3
-NUMBER = 0
-NOTHING = b"\xf6"
-
-# What keeps requests apart: each has a name of what it is, then values.
-Extra = tuple[tuple[str, ...], ...]
 
 
 @dataclass(slots=True)
@@ -135,71 +122,3 @@ def new_events(
     replica = replica_here()
     publisher = EventPublisher(of_replica(config, replica, num_replicas), replica)
     return CacheEvents(publisher, name_of)
-
-
-# The hash of a block.
-
-
-def extra_of(root: Root, adapter: str | None, *, is_first: bool) -> Extra:
-    """Return what keeps the blocks below a root apart from those with the same tokens.
-
-    A salt is part of the first.
-    """
-    extra: list[tuple[str, ...]] = []
-    if root.adapter:
-        extra.append(("lora", adapter or "", str(root.adapter)))
-
-    if is_first and root.cache_salt is not None:
-        extra.append(("cache_salt", root.cache_salt))
-
-    return tuple(extra)
-
-
-def digest_of(before: bytes | None, tokens: Sequence[int], extra: Extra = ()) -> bytes:
-    """Return the hash of a block: SHA-256 of the CBOR of the hash before it, its tokens, and what
-    is `extra`.
-    """
-    parts = [
-        _head(ARRAY, 3),
-        _bytes(before or FIRST),
-        _array([_head(NUMBER, token) for token in tokens]),
-    ]
-    if extra:
-        parts.append(_array([_array(list(map(_text, values))) for values in extra]))
-    else:
-        parts.append(NOTHING)
-
-    return sha256(b"".join(parts)).digest()
-
-
-def _array(items: list[bytes]) -> bytes:
-    return _head(ARRAY, len(items)) + b"".join(items)
-
-
-def _bytes(value: bytes) -> bytes:
-    return _head(BYTES, len(value)) + value
-
-
-def _text(value: str) -> bytes:
-    data = value.encode(errors="surrogatepass")
-    return _head(TEXT, len(data)) + data
-
-
-def _head(kind: int, number: int) -> bytes:
-    """Return a number of CBOR in its shortest form, with the kind of what it counts."""
-    if number < 24:
-        return bytes((kind << 5 | number,))
-
-    if number < 1 << 8:
-        return bytes((kind << 5 | 24, number))
-
-    if number < 1 << 16:
-        return bytes((kind << 5 | 25,)) + number.to_bytes(2, "big")
-
-    if number < 1 << 32:
-        return bytes((kind << 5 | 26,)) + number.to_bytes(4, "big")
-
-    return bytes((kind << 5 | 27,)) + number.to_bytes(8, "big")
-
-
-FIRST = sha256(_text(SEED)).digest()

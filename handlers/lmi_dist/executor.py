@@ -25,7 +25,7 @@ from handlers.lmi_dist.captured import take_draws, take_prompt
 from handlers.lmi_dist.guides import Guides
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import describe, in_files, load_runner
-from handlers.lmi_dist.lora import LoraAdapters
+from handlers.lmi_dist.lora_adapters import LoraAdapters
 from handlers.lmi_dist.memory import MemoryWatch
 from handlers.lmi_dist.native.library import num_threads
 from handlers.lmi_dist.native.wishes import Floats

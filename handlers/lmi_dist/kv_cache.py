@@ -15,15 +15,8 @@ from collections.abc import Callable, Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from handlers.lmi_dist.cached_blocks import (
-    IdleBlocks,
-    Match,
-    Parent,
-    PrefixTree,
-    Retention,
-    Root,
-    num_equal,
-)
+from handlers.lmi_dist.cached_blocks import Match, Parent, PrefixTree, Root, num_equal
+from handlers.lmi_dist.idle_blocks import IdleBlocks, Retention
 
 if TYPE_CHECKING:
     from handlers.lmi_dist.cache_events import CacheEvents

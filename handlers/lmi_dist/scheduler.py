@@ -19,9 +19,11 @@ from itertools import accumulate, takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
-from handlers.lmi_dist.cached_blocks import TOKENS_PER_PART, Match, Root, retentions
+from handlers.lmi_dist.cached_blocks import TOKENS_PER_PART, Match, Root
+from handlers.lmi_dist.drafts import Drafter, num_worth
+from handlers.lmi_dist.idle_blocks import retentions
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.pace import Drafter, Pace, num_worth
+from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.plan import Chunk, Plan, num_tokens_of
 from handlers.lmi_dist.sequence import BeamRows, EmbeddedSequence
 from lmi.executor import ErrorKind, SpecDecodingStats

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from handlers.base.beams import Continuation
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.arrays import Array
+from handlers.lmi_dist.drafts import Drafter
 from handlers.lmi_dist.guide import Guide
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.pace import Drafter
 from handlers.lmi_dist.sampler_state import SamplerState
 from lmi.executor import ErrorKind
 

@@ -20,9 +20,10 @@ from tensorrt_llm.llmapi import RequestError, RequestOutput
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped
-from handlers.driven.executor import EngineLoad
-from handlers.driven.loop import EngineLoop, Processes
+from handlers.driven.engine import EngineLoad
+from handlers.driven.loop import EngineLoop
 from handlers.driven.outputs import SequenceOutput
+from handlers.driven.processes import Processes
 from handlers.lmi_trtllm import adapters
 from handlers.lmi_trtllm.outputs import Cursor, OutputFault
 from handlers.lmi_trtllm.processors import Faults

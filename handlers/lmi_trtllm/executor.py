@@ -20,8 +20,10 @@ from tensorrt_llm import LLM
 from handlers.base.configuration import AnyConfig, settled
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.base.stepped import Step
-from handlers.driven.executor import DrivenExecutor, Preparation, name_of
+from handlers.driven.engine import name_of
+from handlers.driven.executor import DrivenExecutor
 from handlers.driven.outputs import SequenceOutput
+from handlers.driven.preparation import Preparation
 from handlers.guides.compiler import GuideCompiler, Wait, compile_limit_s
 from handlers.guides.process import Start
 from handlers.guides.turns import GuideOutcomes

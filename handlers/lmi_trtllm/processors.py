@@ -21,7 +21,7 @@ from torch import Tensor
 
 from handlers.base.post_processors import BATCHED, load_post_processors
 from handlers.base.sequence import Sequence
-from handlers.driven.executor import name_of
+from handlers.driven.engine import name_of
 from handlers.driven.outputs import SequenceOutput
 from lmi.errors import (
     BadConfiguration,

@@ -4,42 +4,30 @@ public classes.
 
 import logging
 import os
-import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 import torch
-from torch.distributed import TCPStore
-from vllm.config import ParallelConfig
 from vllm.distributed.kv_events import ZmqEventPublisher
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.peft_helper import PEFTHelper
-from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.sample import sampler
 
-from handlers.base.adapters import LoadedAdapter, check_names
+from handlers.base.adapter_names import check_names
+from handlers.base.adapters import LoadedAdapter
 from handlers.base.kv_events import replica_here
 from handlers.base.stepped import EngineStopped
-from handlers.driven.executor import EngineLoad
-from handlers.driven.loop import Processes
+from handlers.driven.engine import EngineLoad
 from handlers.driven.outputs import SequenceOutput
+from handlers.driven.processes import Processes
 from handlers.lmi_vllm import process_setup, translation
-from lmi.errors import cause_line
+from handlers.lmi_vllm.allocation import shorten_allocation
+from handlers.lmi_vllm.heartbeat import NodeHeartbeat
 from lmi.executor import KvCacheStats
 from lmi.shared import processes
-
-BEAT_S = 0.5
-# A node that is silent for longer is lost.
-SILENT_S = 10.0
-# The wait for its first heartbeat. The nodes of a group do not end their start at the same moment.
-FIRST_BEAT_S = 60.0
-
-Allocate = Callable[..., Any]
 
 log = logging.getLogger("lmi.vllm")
 
@@ -225,90 +213,3 @@ def _no_ranks(log_probs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 def _outer_id(inner_id: str) -> str:
     """The id that vLLM was given. vLLM appends eight letters to it."""
     return inner_id.rpartition("-")[0]
-
-
-def shorten_allocation(scheduler: Any) -> None:
-    """Let the scheduler skip the allocation of cache blocks where nothing can change, if its cache
-    allows that.
-
-    vLLM asks its block manager for each sequence in each step, though a sequence that computes one
-    token needs a new block only at every `block_size`-th. For a small model the question takes a
-    twenty-fifth of the step. Anything but the plain cache of one group of full attention keeps
-    vLLM's own way.
-    """
-    manager = scheduler.kv_cache_manager
-    managers = manager.coordinator.single_type_managers
-    is_plain = len(managers) == 1 and type(managers[0]) is FullAttentionManager
-    if is_plain and scheduler.connector is None:
-        manager.allocate_slots = skipping(
-            manager.allocate_slots, managers[0], manager.empty_kv_cache_blocks
-        )
-
-
-def skipping(allocate: Allocate, manager: FullAttentionManager, nothing: Any) -> Allocate:
-    """Return `allocate` without its work for one more token that has room in the last block and
-    does not fill it.
-
-    A token that fills a block is left to vLLM, which then offers the block to other sequences.
-    """
-    block_size = manager.block_size
-    blocks_of = manager.req_to_blocks
-
-    def allocate_slots(
-        request: Any, num_new_tokens: int, *, num_lookahead_tokens: int = 0, **more: Any
-    ) -> Any:
-        if num_new_tokens == 1 and not (num_lookahead_tokens or more):
-            end = request.num_computed_tokens + 1
-            if end % block_size and end > request.num_prompt_tokens:
-                if len(blocks_of.get(request.request_id, ())) * block_size >= end:
-                    return nothing
-
-        return allocate(request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens, **more)
-
-    return allocate_slots
-
-
-class NodeHeartbeat:
-    """Heartbeats by which the nodes of one engine watch each other. `is_whole` is false once a
-    watched node is lost.
-
-    In vLLM a group that has lost a node waits without end. So each node writes a heartbeat to the
-    store that torch keeps on node 0 while the group lives, and reads the heartbeats that it
-    watches.
-    """
-
-    def __init__(self, nodes: ParallelConfig) -> None:
-        self.is_whole = True
-        self._nodes = nodes
-        # Every node watches node 0, which watches every node.
-        watched = range(1, nodes.nnodes) if nodes.node_rank == 0 else [0]
-        self._heard = {node: (0, time.monotonic()) for node in watched}
-        self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="node-heartbeat", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the heartbeat of this node."""
-        self._is_closed.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            address = self._nodes.master_addr
-            port = self._nodes.master_port
-            store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=SILENT_S))
-
-            while not self._is_closed.wait(BEAT_S):
-                store.add(f"lmi/beat/{self._nodes.node_rank}", 1)
-                for node, (last, heard_s) in self._heard.items():
-                    num_beats = store.add(f"lmi/beat/{node}", 0)
-                    now = time.monotonic()
-                    max_silence_s = SILENT_S if num_beats else FIRST_BEAT_S
-                    if num_beats != last:
-                        self._heard[node] = (num_beats, now)
-                    elif now - heard_s > max_silence_s:
-                        raise TimeoutError(f"node {node} was silent for {now - heard_s:.0f} s")
-        except Exception as error:
-            if not self._is_closed.is_set():
-                log.critical("node 0 is lost: its store does not answer: %s", cause_line(error))
-                self.is_whole = False

@@ -21,12 +21,15 @@ from handlers.base.mailbox import Mailbox
 from handlers.base.sequence import Sequence
 from handlers.driven.arguments import refusal
 from handlers.driven.beam_rounds import BeamRow
-from handlers.driven.executor import DrivenExecutor, name_of
+from handlers.driven.engine import name_of
+from handlers.driven.executor import DrivenExecutor
 from handlers.lmi_vllm import process_setup, translation
 from handlers.lmi_vllm.about import environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
-from handlers.lmi_vllm.drivers import NodeHeartbeat, VllmEngine
-from handlers.lmi_vllm.preparations import GuideGate, ImageReader
+from handlers.lmi_vllm.drivers import VllmEngine
+from handlers.lmi_vllm.guide_gate import GuideGate
+from handlers.lmi_vllm.heartbeat import NodeHeartbeat
+from handlers.lmi_vllm.image_reader import ImageReader
 from handlers.lmi_vllm.vllm_log import StartupLog
 from lmi import errors
 from lmi.executor import EngineInfo, ErrorKind, Progress, Request

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.lmi_dist.about import variant_here
+from handlers.lmi_dist.native_variants import variant_here
 from tests.scripts.kernels import SOURCE, build_native, write_source
 
 VARIANTS = {"x86_64": ["x86-64-v3", "x86-64-v4"], "aarch64": ["aarch64"]}[platform.machine()]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.lmi_dist.about import built_variants, variant_here
+from handlers.lmi_dist.native_variants import built_variants, variant_here
 from lmi.models.settings import MB, PROCESS_BYTES, need_bytes
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 

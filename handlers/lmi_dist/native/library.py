@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from handlers.lmi_dist.about import library_file, variant_here
 from handlers.lmi_dist.arrays import Array, dtype_name, is_float
 from handlers.lmi_dist.native.pages import Arena
 from handlers.lmi_dist.native.records import (
@@ -25,6 +24,7 @@ from handlers.lmi_dist.native.records import (
     StepRecord,
     address_of,
 )
+from handlers.lmi_dist.native_variants import library_file, variant_here
 from lmi.shared import machine
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from handlers.base.adapters import Turns
 from handlers.base.sequence import Sequence
 from handlers.base.token_sequence import sequences_of
-from handlers.driven.executor import Preparation, name_of
+from handlers.driven.engine import name_of
+from handlers.driven.preparation import Preparation
+from handlers.driven.turns import Turns
 from lmi.errors import InvalidParameter, InvalidRequest, UnknownAdapter
 from lmi.executor import ErrorKind, FinishReason, LoraConfig, Request, Response, ResponseError
 from lmi.settings.config import EngineConfig

@@ -6,7 +6,8 @@ import random
 
 from hypothesis import given, strategies as st
 
-from handlers.lmi_dist.pace import MAX_DRAFT, MAX_LOOKS, MAX_NGRAM, Drafter, Pace, num_worth
+from handlers.lmi_dist.drafts import MAX_DRAFT, MAX_LOOKS, MAX_NGRAM, Drafter, num_worth
+from handlers.lmi_dist.pace import Pace
 
 CHEAP = {1: 0.010, 8: 0.011, 64: 0.02, 512: 0.1}
 FULL = {1: 0.001, 8: 0.008, 64: 0.064, 512: 0.512}

@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.cached_blocks import MAX_STALE, IdleBlocks, Retention, Root, retentions
+from handlers.lmi_dist.cached_blocks import Root
+from handlers.lmi_dist.idle_blocks import MAX_STALE, IdleBlocks, Retention, retentions
 from handlers.lmi_dist.kv_cache import KvCache
 from lmi.errors import Unsupported
 from lmi.executor import (

@@ -60,7 +60,7 @@ def test_only_steps_that_need_or_fill_a_block_ask_vllms_allocation(executor: Vll
         nums_computed.append(request.num_computed_tokens)
         return allocate_slots(manager, request, num_new_tokens, **more)
 
-    from handlers.lmi_vllm.drivers import skipping as make
+    from handlers.lmi_vllm.allocation import skipping as make
 
     manager.allocate_slots = make(
         counted, manager.coordinator.single_type_managers[0], manager.empty_kv_cache_blocks

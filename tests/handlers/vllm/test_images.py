@@ -42,7 +42,7 @@ class Processor:
 class Reading:
     def __init__(self) -> None:
         hide_foreign_builds()
-        from handlers.lmi_vllm.preparations import ImageReader
+        from handlers.lmi_vllm.image_reader import ImageReader
 
         self.processor = Processor()
         self.reader = ImageReader(self.processor, 32, lambda: None)
@@ -187,7 +187,7 @@ def test_images_of_different_salts_have_different_names_in_caches(reading: Readi
 
 def test_only_the_head_of_a_file_is_read_before_its_size_is_known() -> None:
     hide_foreign_builds()
-    from handlers.lmi_vllm import preparations as images
+    from handlers.lmi_vllm import image_reader as images
 
     large = png((0, 0, 0), 4000, 4000)
     assert images.check_images((RED, large), 1 << 24) == 64 * 40 + 4000 * 4000

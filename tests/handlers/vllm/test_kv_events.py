@@ -117,7 +117,7 @@ def test_the_hashes_of_the_embedded_engine_are_those_of_vllms_sha256_cbor() -> N
     from vllm.utils.hashing import sha256_cbor
     from vllm.v1.core import kv_cache_utils
 
-    from handlers.lmi_dist.cache_events import digest_of
+    from handlers.lmi_dist.block_hashes import digest_of
 
     kv_cache_utils.init_none_hash(sha256_cbor)
     tokens = [0, 23, 24, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 7]

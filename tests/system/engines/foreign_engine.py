@@ -19,7 +19,8 @@ from typing import Any
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.configuration import executor_config
 from handlers.base.sequence import Sequence
-from handlers.driven.executor import DrivenExecutor, EngineLoad, name_of
+from handlers.driven.engine import EngineLoad, name_of
+from handlers.driven.executor import DrivenExecutor
 from handlers.driven.outputs import LogProbs, SequenceOutput
 from lmi.executor import Capabilities, EngineInfo, FinishReason, KvCacheStats, Progress
 from lmi.settings.config import EngineConfig

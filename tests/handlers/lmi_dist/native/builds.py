@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from handlers.lmi_dist.about import variant_here
 from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.native import pages
 from handlers.lmi_dist.native.library import Library
+from handlers.lmi_dist.native_variants import variant_here
 
 NATIVE = Path(__file__).parents[4] / "handlers" / "lmi_dist" / "native"
 SOURCES = sorted([*NATIVE.glob("*.h"), *NATIVE.glob("*.cpp")])

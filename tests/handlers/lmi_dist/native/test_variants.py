@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from handlers.lmi_dist.about import X86_64_V3, X86_64_V4, describe_kernels, library_file, variant_of
+from handlers.lmi_dist.native_variants import (
+    X86_64_V3,
+    X86_64_V4,
+    describe_kernels,
+    library_file,
+    variant_of,
+)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""What a sequence needs before vLLM gets it, made beside the steps: the check of its structure, and
-its images.
-"""
+"""The images of a sequence, read beside the steps before vLLM gets it."""
 
 import hashlib
 import time
@@ -13,30 +11,15 @@ from typing import Any
 
 from PIL import Image
 from vllm import envs
-from vllm.config import VllmConfig
-from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
 from vllm.multimodal.media import ImageMediaIO
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm.tokenizers import cached_tokenizer_from_config
 
 from handlers.base.client_turns import ClientTurns
 from handlers.base.sequence import Sequence
-from handlers.driven.executor import Preparation
-from handlers.guides.compiler import MAX_START_S, GuideCompiler, Wait
-from handlers.guides.process import MAX_COMPILATIONS, Start
-from handlers.guides.turns import GuideOutcomes
-from handlers.lmi_vllm import vllm_log
-from handlers.lmi_vllm.guide_check import BACKENDS, XGRAMMAR
-from handlers.lmi_vllm.translation import structure
+from handlers.driven.preparation import Preparation
 from lmi.errors import InvalidParameter, InvalidRequest, OutOfMemory, cause_line, is_out_of_memory
-from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, Request
-from lmi.shared import machine
+from lmi.executor import Request
 
-# Processor time: with a large vocabulary xgrammar takes seconds for schemas that are in use.
-MAX_CPU_S = 10
-# The memory of all compilations together, which is at most a quarter of the container's.
-MAX_MEMORY_BYTES = 4 << 30
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 # Models look at 13 million pixels of an image at most, mostly at one to four; a photo of a
 # telephone has 12. vLLM's variable may say otherwise.
@@ -46,91 +29,6 @@ MAX_LARGE_IMAGES = 3
 NUM_IMAGE_THREADS = 2
 # So many pixels are decoded in the time that heads take.
 HEADS_PRICE = 4096
-
-
-class GuideGate(Preparation[StructuredOutputsParams]):
-    """The check of structures. vLLM does it on the thread that steps, and compiles with no limit of
-    time or memory.
-
-    So a structure is compiled first in a process with limits. `checked` has them as vLLM has marked
-    them.
-    """
-
-    is_of_guides = True
-
-    def __init__(self, config: VllmConfig, wake_engine: Callable[[], None]) -> None:
-        super().__init__(wake_engine)
-        self.checked: dict[Sequence, StructuredOutputsParams] = {}
-        settings = config.structured_outputs_config
-        self._config = config
-        self._backends = BACKENDS.get(settings.backend, ())
-
-        memory_bytes = min(MAX_MEMORY_BYTES, machine.memory_bytes() // 4)
-        start = Start(
-            config.model_config.get_vocab_size(),
-            is_compact=settings.disable_any_whitespace,
-            compiler="handlers.lmi_vllm.guide_check",
-            backends=self._backends,
-            max_cpu_s=MAX_CPU_S,
-            max_bytes=memory_bytes // MAX_COMPILATIONS,
-        )
-        # The process imports torch, so its start may take long.
-        self._compiler = GuideCompiler(self._read_config, start, MAX_START_S)
-        self._outcomes: GuideOutcomes[StructuredOutputsParams] = GuideOutcomes(
-            self._compiler, self._check
-        )
-
-    def begin(self, sequence: Sequence) -> Future[StructuredOutputsParams] | None:
-        """Check the guide of a sequence, or return None if it has none."""
-        params = sequence.request.guided_decoding_params
-        if params is None:
-            return None
-
-        return self._outcomes.of(params, sequence.request.client_id)
-
-    def equip(self, sequence: Sequence, product: StructuredOutputsParams) -> None:
-        """Keep the checked guide until the sequence is given to vLLM."""
-        self.checked[sequence] = product
-
-    def drop_waiting(self, sequence: Sequence) -> Future[StructuredOutputsParams] | None:
-        """Forget a sequence that has ended, and its guide."""
-        self.checked.pop(sequence, None)
-        return super().drop_waiting(sequence)
-
-    def close(self) -> None:
-        """End the process that compiles."""
-        self._outcomes.close()
-
-    def _check(self, params: GuidedDecodingParams, wait: Wait) -> StructuredOutputsParams:
-        """Let vLLM check a structure that has kept the limits, and return it as vLLM
-        has marked it.
-        """
-        config = self._config
-        try:
-            if self._backends:
-                self._compiler.check(params, wait)
-
-            checked = SamplingParams(structured_outputs=structure(params))
-            tokenizer = cached_tokenizer_from_config(config.model_config)
-            checked.verify(config.model_config, None, config.structured_outputs_config, tokenizer)
-        except (VLLMValidationError, ValueError) as error:
-            raise InvalidRequest(vllm_log.refusal(error), vllm_log.GUIDE_FIELD) from error
-
-        assert checked.structured_outputs is not None
-        return checked.structured_outputs
-
-    def _read_config(self) -> GuidedDecodingConfig:
-        """The vocabulary in the form in which vLLM gives it to xgrammar."""
-        if XGRAMMAR not in self._backends:
-            return GuidedDecodingConfig([])
-
-        from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
-
-        model = self._config.model_config
-        tokenizer = cached_tokenizer_from_config(model)
-        backend = XgrammarBackend(self._config, tokenizer, model.get_vocab_size())
-        tokenizer_info = backend.compiler.compile_regex("a").tokenizer_info
-        return GuidedDecodingConfig([], tokenizer_info.serialize_json())
 
 
 class Reading(Future[Any]):

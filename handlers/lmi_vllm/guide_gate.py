@@ -1,0 +1,111 @@
+"""The check of a sequence's structure before vLLM gets it, beside the steps."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from vllm.config import VllmConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.tokenizers import cached_tokenizer_from_config
+
+from handlers.base.sequence import Sequence
+from handlers.driven.preparation import Preparation
+from handlers.guides.compiler import MAX_START_S, GuideCompiler, Wait
+from handlers.guides.process import MAX_COMPILATIONS, Start
+from handlers.guides.turns import GuideOutcomes
+from handlers.lmi_vllm import vllm_log
+from handlers.lmi_vllm.guide_check import BACKENDS, XGRAMMAR
+from handlers.lmi_vllm.translation import structure
+from lmi.errors import InvalidRequest
+from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams
+from lmi.shared import machine
+
+# Processor time: with a large vocabulary xgrammar takes seconds for schemas that are in use.
+MAX_CPU_S = 10
+# The memory of all compilations together, which is at most a quarter of the container's.
+MAX_MEMORY_BYTES = 4 << 30
+
+
+class GuideGate(Preparation[StructuredOutputsParams]):
+    """The check of structures. vLLM does it on the thread that steps, and compiles with no limit of
+    time or memory.
+
+    So a structure is compiled first in a process with limits. `checked` has them as vLLM has marked
+    them.
+    """
+
+    is_of_guides = True
+
+    def __init__(self, config: VllmConfig, wake_engine: Callable[[], None]) -> None:
+        super().__init__(wake_engine)
+        self.checked: dict[Sequence, StructuredOutputsParams] = {}
+        settings = config.structured_outputs_config
+        self._config = config
+        self._backends = BACKENDS.get(settings.backend, ())
+
+        memory_bytes = min(MAX_MEMORY_BYTES, machine.memory_bytes() // 4)
+        start = Start(
+            config.model_config.get_vocab_size(),
+            is_compact=settings.disable_any_whitespace,
+            compiler="handlers.lmi_vllm.guide_check",
+            backends=self._backends,
+            max_cpu_s=MAX_CPU_S,
+            max_bytes=memory_bytes // MAX_COMPILATIONS,
+        )
+        # The process imports torch, so its start may take long.
+        self._compiler = GuideCompiler(self._read_config, start, MAX_START_S)
+        self._outcomes: GuideOutcomes[StructuredOutputsParams] = GuideOutcomes(
+            self._compiler, self._check
+        )
+
+    def begin(self, sequence: Sequence) -> Future[StructuredOutputsParams] | None:
+        """Check the guide of a sequence, or return None if it has none."""
+        params = sequence.request.guided_decoding_params
+        if params is None:
+            return None
+
+        return self._outcomes.of(params, sequence.request.client_id)
+
+    def equip(self, sequence: Sequence, product: StructuredOutputsParams) -> None:
+        """Keep the checked guide until the sequence is given to vLLM."""
+        self.checked[sequence] = product
+
+    def drop_waiting(self, sequence: Sequence) -> Future[StructuredOutputsParams] | None:
+        """Forget a sequence that has ended, and its guide."""
+        self.checked.pop(sequence, None)
+        return super().drop_waiting(sequence)
+
+    def close(self) -> None:
+        """End the process that compiles."""
+        self._outcomes.close()
+
+    def _check(self, params: GuidedDecodingParams, wait: Wait) -> StructuredOutputsParams:
+        """Let vLLM check a structure that has kept the limits, and return it as vLLM
+        has marked it.
+        """
+        config = self._config
+        try:
+            if self._backends:
+                self._compiler.check(params, wait)
+
+            checked = SamplingParams(structured_outputs=structure(params))
+            tokenizer = cached_tokenizer_from_config(config.model_config)
+            checked.verify(config.model_config, None, config.structured_outputs_config, tokenizer)
+        except (VLLMValidationError, ValueError) as error:
+            raise InvalidRequest(vllm_log.refusal(error), vllm_log.GUIDE_FIELD) from error
+
+        assert checked.structured_outputs is not None
+        return checked.structured_outputs
+
+    def _read_config(self) -> GuidedDecodingConfig:
+        """The vocabulary in the form in which vLLM gives it to xgrammar."""
+        if XGRAMMAR not in self._backends:
+            return GuidedDecodingConfig([])
+
+        from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+        model = self._config.model_config
+        tokenizer = cached_tokenizer_from_config(model)
+        backend = XgrammarBackend(self._config, tokenizer, model.get_vocab_size())
+        tokenizer_info = backend.compiler.compile_regex("a").tokenizer_info
+        return GuidedDecodingConfig([], tokenizer_info.serialize_json())
