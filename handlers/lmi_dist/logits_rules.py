@@ -121,7 +121,11 @@ def add_rules(sampling: Sampling, ruled: list[RuledRow]) -> None:
 
     _add_penalties(sampling, ruled)
 
-    banned = [row.rules.next_banned_ids(row.sequence, must_end=row.must_end) for row in ruled]
+    banned: list[list[int]] = []
+    for row in ruled:
+        rules = row.rules
+        banned.append(rules.next_banned_ids(row.sequence, must_end=row.must_end))
+
     if any(banned):
         places = [row.place for row in ruled]
         sampling.wishes["num_banned"][places] = [len(token_ids) for token_ids in banned]
