@@ -139,7 +139,7 @@ class Engine:
     def _refuse(self, arrival: Arrival, error: LmiError) -> None:
         self.ends.append(("refused", arrival.entry, arrival.at_s))
         if arrival.comes_again and isinstance(error, Overloaded):
-            arrival.at_s += error.retry_after_s
+            arrival.at_s += error.retry_after_s or 0
             arrival.num_refused += 1
             heapq.heappush(self._waiting, arrival)
 
