@@ -92,8 +92,8 @@ class Pipeline:
 
         Requests that are answered together run concurrently, and the first failure ends the whole
         answer. Engines share all that is cached within a salt: among those who know the
-        `cache_salt`, or with the scope `request` in this answer. A key of the server is not part of
-        it: those who have one share whole blocks, as all do without a salt. What is submitted to an
+        `cache_salt`, or with the scope `request` in this answer. An API key is no salt:
+        clients with a key share whole blocks, as clients without a salt do. What is submitted to an
         engine is added to `streams`. When all requests are encoded, none is held here any more and
         `encoded` is called, before they count as frames.
         """
@@ -207,6 +207,7 @@ class Pipeline:
                 streams.append(stream)
                 await stream.forward(take_any)
         except asyncio.CancelledError as error:
+            # Or the end of another request of this body has cancelled it.
             stream.close(has_left=error.args != (OVER,))
             raise
         finally:

@@ -424,7 +424,7 @@ class Engines(Connections[EngineConnection]):
     async def ready(self, adapter: str | None = None) -> EngineInfo:
         """Return facts about the model, which are equal for all replicas except `adapters`.
 
-        They are those of an engine to which `submit` may send a request for `adapter` now. Raises
+        They are those of an engine to which `send` may give a request for `adapter` now. Raises
         Unavailable if no engine is ready.
         """
         await self.wait_for(self.serving)

@@ -277,8 +277,8 @@ class LearningQueue(RequestQueue):
     def _why_refused(self, entry: QueueEntry, now: float) -> str:
         """Return why a request would wait too long, or "". Notes what it is expected to wait.
 
-        If the queue was long for a while, it must be expected to be next. What it has waited for
-        other engines counts.
+        If the queue was long for a while, at most TARGET_S of work may be ahead of it. What it has
+        waited for other engines counts.
         """
         waited_s = entry.waited_s(now)
         if waited_s > self._max_wait_s:

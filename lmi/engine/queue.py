@@ -31,7 +31,7 @@ class QueueEntry:
     num_sequences: int
     arrived_s: float
     deadline_s: float = math.inf
-    # 1 is the most urgent.
+    # From 0 to 1; the highest is the most urgent.
     priority: float = DEFAULT_PRIORITY
     is_streaming: bool = False
     # It belongs to an answer of which another request was let in.
@@ -187,6 +187,7 @@ class RequestQueue:
             entry.num_open = entry.num_sequences
             entry.charged = self._cost_of(entry)
 
+            # A client who comes now begins where the last served one was.
             self._had = max(self._had, client.had)
             client.had += entry.charged
             self._count(entry, client, entry.num_sequences)

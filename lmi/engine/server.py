@@ -435,6 +435,7 @@ class FrontEndConnection(Accepted):
 
     def take(self, payload: bytes) -> None:
         if payload == messages.LOOK:
+            # The folder of adapters has changed.
             self._dispatcher.look()
             return
 

@@ -378,6 +378,7 @@ class Exchange:
         begun goes on.
         """
         self.early_end = error
+        # The first is ErrorMiddleware's.
         timeouts = self._deadlines[1:]
         if not timeouts and not self.status:
             # If no inner block runs, the outermost ends, unless a response has begun.

@@ -291,7 +291,7 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             self._check_line(data)
             self._feed(data)
-            # All bytes are those of one request. Else nobody tells whose bytes are which.
+            # If these bytes belong to one request alone, its part is known, and its limits hold.
             if self._num_begun == (began_in == "start"):
                 self._check_fed(len(data))
         except (Refusal, httptools.HttpParserError) as error:
@@ -368,8 +368,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
         The parser tells no size. So it gets a line that may have one up to the line's last byte,
         and then that byte: if a chunk begins with it, the line was no text of the body. A line that
-        comes in two pieces is not seen, and its chunk counts as it comes. An upgrade has its place
-        in all of `data`.
+        comes in two pieces is not seen, and its chunk counts as it comes. The offset of an
+        upgrade is counted from the beginning of `data`.
         """
         is_body = self._part == "body"
         if is_body:

@@ -43,8 +43,8 @@ class FrontEnd:
         return self.block.supervisor.phase == Phase.DRAINING
 
     def check_serves(self) -> None:
-        """Raise Draining while the server drains, unless another has its port: then nobody comes
-        who is not here.
+        """Raise Draining while the server drains, unless another has its port: then new
+        connections go to that one, and only those that are open still send requests here.
         """
         if self.is_draining and not self.block.supervisor.heir:
             raise Draining("the server is shutting down and takes no new requests")

@@ -47,7 +47,7 @@ class RequestHooks:
     def change_requests(
         self, api: AnyApi, message: Message[Any], parsed: Parsed[Any]
     ) -> Parsed[Any]:
-        """Called when the requests have places in the queue. May ask more of the engine."""
+        """Called when the requests count as in flight. May ask more of the engine."""
         return parsed
 
     def formatter(

@@ -68,7 +68,7 @@ async def serve_request(
 
         parsed = await inference.complete(parsed)
         with service.admitted(parsed.num_places):
-            # From here on only `inference` holds the whole requests, until the engine has them.
+            # From here on only `inference` holds the whole requests, until the pipeline takes them.
             formatter, parsed = inference.begin_answer(message, parsed)
             await exchange.run_while_there(stream_answer(inference, parsed, formatter))
 

@@ -186,6 +186,8 @@ class Service:
         num_in_flight = 0
         front_ends = self.front_end.block.frontends
         for record, front_end in zip(self.block.frontends, front_ends, strict=True):
+            # Else the front end that counted here has died, and its successor has not claimed the
+            # record yet.
             if record.pid == front_end.pid:
                 num_in_flight += record.num_sequences
 

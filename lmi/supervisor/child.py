@@ -201,8 +201,8 @@ class Child:
         """Note the end of the process and plan its next start. Returns the failure if another start
         cannot help.
 
-        While another replica serves, what no start can help at first, as a model that is gone, may
-        pass.
+        While another replica serves, what another start cannot mend may end by itself, as a model
+        that was gone comes back.
         """
         record = self.record
         reason, label = self._reason(code)

@@ -411,6 +411,7 @@ class Supervisor:
         records = [child.record for child in self._workers if child.record is not None]
         has_ready = any(record.phase == Phase.READY for record in records)
         is_serving = self._config.multi_model or has_ready
+        # For `_notice_s` the port stays open and answers 503.
         if self._is_listening and (since_s >= self._notice_s or not is_serving):
             self._stop_listening()
             self._front_end.send(signal.SIGTERM)
