@@ -137,6 +137,8 @@ class Download:
                     raise Damaged(wanted=f"{self.file.size} bytes", found="more")
 
                 out.write(data)
+                # What arrived stays, also if the process is killed.
+                out.flush()
                 self._count(data)
 
         if self._num_bytes < end:
