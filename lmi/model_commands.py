@@ -61,7 +61,7 @@ def pull(name: str, revision: str | None) -> int:
 @click.command("list")
 @click.option("--json", "is_json", is_flag=True, help="one JSON array")
 def list_models(is_json: bool) -> None:
-    """Show the models that were fetched, and what was made of other GGUF files, by their paths.
+    """Show what was fetched, and GGUF files that were opened.
 
     Those of the catalogue that were not are named too, with their sizes and licences.
     """
