@@ -110,12 +110,14 @@ class Sampler:
 
         states = [beam.sampler_state or self.new_state(beam) for beam in beams]
         choices, best = self.fulfil(logits, [row_of[beam] for beam in beams], beams, states)
+
         ranked = iter(best.tolist())
         outlooks = dict[EmbeddedSequence, list[Outlook]]()
         for beam, state, status in zip(beams, states, choices["status"].tolist(), strict=True):
-            top = _top(ranked, state.num_top)
             search = beam.owner.search
             assert search is not None
+
+            top = _top(ranked, state.num_top)
             candidates = list(islice(ranked, min(search.num_candidates, self.vocab_size)))
             outlooks.setdefault(beam.owner, []).append(Outlook(candidates, top, status == CHOSEN))
 
