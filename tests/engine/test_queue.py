@@ -7,8 +7,10 @@ from collections import Counter
 
 import pytest
 
-from lmi.engine.overload import MAX_RETRY_AFTER_S, ClientPatience, LearningQueue, Speed
+from lmi.engine.overload import MAX_RETRY_AFTER_S, LearningQueue
+from lmi.engine.patience import ClientPatience
 from lmi.engine.queue import QueueEntry, RequestQueue
+from lmi.engine.speed import Speed
 from lmi.errors import DeadlineExceeded, Overloaded
 from lmi.executor import DEFAULT_PRIORITY
 from scripts.benchmarks.overload import clocked

@@ -9,13 +9,13 @@ import math
 import random
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lmi.client.bench.figures import quantile
-from lmi.engine import overload as queue_module
 from scripts.benchmarks import servers
 from scripts.benchmarks.load import Answer
 from scripts.benchmarks.overload import ablation, contest, records, report
@@ -341,12 +341,16 @@ def test_what_a_missing_part_moves_is_told_with_both_means() -> None:
 
 def test_each_part_that_is_taken_away_is_there_again_afterwards() -> None:
     for variant in ablation.VARIANTS.values():
-        before = {name: getattr(queue_module, name) for name in variant.names}
+        before = values_of(variant.names)
         with ablation.replaced(variant.names):
             assert variant.queue(1, 1.0).num_waiting == 0
-            assert {name: getattr(queue_module, name) for name in variant.names} == variant.names
+            assert values_of(variant.names) == variant.names
 
-        assert {name: getattr(queue_module, name) for name in variant.names} == before
+        assert values_of(variant.names) == before
+
+
+def values_of(names: Iterable[str]) -> dict[str, object]:
+    return {name: getattr(ablation.module_of(name), name) for name in names}
 
 
 def test_unknown_parts_are_refused_by_name() -> None:

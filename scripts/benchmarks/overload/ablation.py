@@ -21,11 +21,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
+from types import ModuleType
 from typing import Any
 
-from lmi.engine import overload
-from lmi.engine.overload import ClientPatience, LearningQueue, StepSums
+from lmi.engine import overload, patience, speed
+from lmi.engine.overload import LearningQueue
+from lmi.engine.patience import ClientPatience
 from lmi.engine.queue import QueueEntry, RequestQueue
+from lmi.engine.speed import StepSums
 from lmi.errors import Overloaded
 from scripts.benchmarks.overload.clocked import (
     CAPACITY,
@@ -50,6 +53,8 @@ MAX_WAIT_S = 10.0
 RESULTS = ROOT / "build" / "overload" / "ablation.json"
 # One value for each seed.
 Figures = dict[str, list[float]]
+# The modules whose names a variant may replace.
+MODULES = (overload, patience, speed)
 # A scene gives its figures, by their names.
 Scene = Callable[["Variant", int], dict[str, float]]
 
@@ -128,7 +133,7 @@ class NoLongStepLearning(LearningQueue):
     """A batch that is not full teaches nothing."""
 
     def note_step(self, seconds: float, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        self._longest_step_s = math.inf
+        self._max_step_s = math.inf
         super().note_step(seconds, num_prompt_tokens, num_output_tokens)
 
 
@@ -181,7 +186,7 @@ class Variant:
     title: str
     queue: type[LearningQueue] = LearningQueue
     options: Mapping[str, Any] = field(default_factory=dict)
-    # Names of `overload.py`, and what stands there instead.
+    # Names of MODULES, and what stands there instead.
     names: Mapping[str, Any] = field(default_factory=dict)
 
     def engine(self, step_s: float = STEP_S) -> Engine:
@@ -207,7 +212,7 @@ VARIANTS = {
     "forget": Variant("patience is forgotten", NoForgetting),
     "instant": Variant("clients who leave together count once", names={"INSTANT_S": -1.0}),
     "stayed": Variant("a few clients are taken to have stayed", names={"NUM_STAYED": 0}),
-    "part": Variant("a fifth of patience is left for errors", names={"PART": 1.0}),
+    "part": Variant("a fifth of patience is left for errors", names={"SHARE_OF_PATIENCE": 1.0}),
     "batch": Variant("a smaller batch where clients leave before an answer", NoSmallerBatch),
     "least-step": Variant("… only where one could be small enough", NoLeastStep),
     "long-steps": Variant("… which also learns from its long steps", NoLongStepLearning),
@@ -516,16 +521,22 @@ def whole_between(engine: Engine, from_s: float, to_s: float) -> float:
 
 @contextmanager
 def replaced(names: Mapping[str, Any]) -> Iterator[None]:
-    """Put other things under some names of `overload.py` for a while."""
-    before = {name: getattr(overload, name) for name in names}
+    """Put other things under some names of MODULES for a while."""
+    before = {name: getattr(module_of(name), name) for name in names}
     try:
         for name, value in names.items():
-            setattr(overload, name, value)
+            setattr(module_of(name), name, value)
 
         yield
     finally:
         for name, value in before.items():
-            setattr(overload, name, value)
+            setattr(module_of(name), name, value)
+
+
+def module_of(name: str) -> ModuleType:
+    """Return the module that defines a name."""
+    [module] = [module for module in MODULES if hasattr(module, name)]
+    return module
 
 
 def scenes_of(name: str) -> list[Scene]:
