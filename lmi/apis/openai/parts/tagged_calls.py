@@ -20,22 +20,24 @@ TYPES_OF_VALUES: dict[type, set[str]] = {
     dict: {"object"},
     list: {"array"},
 }
+# Models write them in place of JSON's.
+LITERALS_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 class Tags(NamedTuple):
-    """The tags of a form.
+    """The tags of a form of calls."""
 
-    `head` matches up to `stop`, which ends it (`>`) or begins what follows; its first group is
-    the name.
-
-    `argument` matches one argument, its groups are name and value, and `closing` is its end.
-    """
-
+    # A pattern of all up to `stop`. Its group is the function's name.
     head: str
+    # It ends the head (`>`), or begins what follows.
     stop: str
+    # What an argument begins with.
     opening: str
+    # A pattern of a whole argument. Its groups are name and value.
     argument: str
+    # What an argument ends with.
     closing: str
+    # What the call ends with.
     end: str
 
 
@@ -49,25 +51,25 @@ def tagged_call(buffer: AnswerBuffer, tags: Tags) -> CallReading:
         return call
 
     yield call
+
     schemas = _schemas_of_arguments(buffer.tools.get(call.name, {}))
     buffer.text = buffer.text.removeprefix(">")
-    before = "{"
+    separator = "{"
     while True:
         text = buffer.text.lstrip()
-        may_end = text == tags.end or not tags.end.startswith(text)
-        if text.startswith(tags.opening):
-            argument = _argument(text, tags)
-            if argument is not None:
-                name = argument[1].strip()
-                buffer.text = text[argument.end() :]
-                value = _typed(argument[2], schemas.get(name))
-                yield Arguments(f"{before}{json.dumps(name, ensure_ascii=False)}: {value}")
-                before = ", "
-                continue
-        elif may_end and not tags.opening.startswith(text):
-            # Without its end the text goes on.
+        argument = _argument(text, tags)
+        if argument is not None:
+            name = argument[1].strip()
+            value = _typed(argument[2], schemas.get(name))
+            buffer.text = text[argument.end() :]
+            yield Arguments(f"{separator}{json.dumps(name, ensure_ascii=False)}: {value}")
+            separator = ", "
+            continue
+
+        if _is_after_arguments(text, tags):
+            # The end may be missing.
             buffer.text = text.removeprefix(tags.end)
-            yield Arguments("{}" if before == "{" else "}")
+            yield Arguments("{}" if separator == "{" else "}")
             return None
 
         if buffer.is_over:
@@ -85,24 +87,36 @@ def _schemas_of_arguments(tool: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def _argument(text: str, tags: Tags) -> re.Match[str] | None:
-    """Return the whole argument that the text begins with."""
-    if tags.closing not in text:
+    """Return the whole argument that the text begins with, or None."""
+    if not text.startswith(tags.opening) or tags.closing not in text:
         return None
 
     return re.match(tags.argument, text, re.DOTALL)
+
+
+def _is_after_arguments(text: str, tags: Tags) -> bool:
+    """Return whether a text is surely no argument and no beginning of one or of the end."""
+    if text.startswith(tags.opening) or tags.opening.startswith(text):
+        return False
+
+    return text == tags.end or not tags.end.startswith(text)
 
 
 def _typed(text: str, schema: object) -> str:
     """Return the JSON of an argument that a model wrote as text: of a type that the schema has,
     else a text.
     """
-    literal = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text.strip())
+    stripped = text.strip()
+    literal = LITERALS_OF_PYTHON.get(stripped, stripped)
     try:
         types = TYPES_OF_VALUES.get(type(orjson.loads(literal)), set())
     except ValueError:
         types = set()
 
-    return literal if types & _types(schema) else json.dumps(text, ensure_ascii=False)
+    if types & _types(schema):
+        return literal
+
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _types(schema: object) -> set[str]:
