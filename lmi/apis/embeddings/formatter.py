@@ -7,6 +7,7 @@ one text. Both are in the order of the texts.
 
 import base64
 import math
+from abc import abstractmethod
 from array import array
 from typing import Any
 
@@ -14,7 +15,6 @@ from orjson import Fragment, dumps
 
 from lmi.apis.base.api import JSON
 from lmi.apis.base.readers import Parsed
-from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.formatter import OpenAIFormatter
 from lmi.types import Delta
 
@@ -22,48 +22,9 @@ from lmi.types import Delta
 UNIT_ERROR = 1e-5
 
 
-class EmbeddingsWhole(OpenAIFormatter):
-    """All embeddings as one object. Each is written when it comes, so that no turn of the event
-    loop is long.
-    """
-
-    media_type = JSON
-    is_streaming = False
-    kind = "list"
-    id_prefix = ""
-
-    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
-        super().__init__(parsed)
-        self._written_by_index: dict[int, Fragment] = {}
-
-    def feed(self, delta: Delta) -> list[bytes]:
-        self._count(delta)
-        assert delta.embedding is not None
-        data = delta.embedding.data
-        embedding: str | list[float]
-        if self._format.is_base64:
-            embedding = base64.b64encode(data).decode()
-        else:
-            embedding = array("f", data).tolist()
-
-        fields = {"object": "embedding", "index": delta.index, "embedding": embedding}
-        self._written_by_index[delta.index] = Fragment(dumps(fields))
-        if self._num_open:
-            return []
-
-        num_tokens = self._num_prompt_tokens
-        answer = {
-            "object": self.kind,
-            "data": _in_order(self._written_by_index),
-            "model": self._format.model,
-            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-        }
-        return [dumps(answer)]
-
-
-class VectorsWhole(OpenAIFormatter):
-    """A list of vectors. Each is written when it comes, so that no turn of the event
-    loop is long.
+class EmbeddingFormatter(OpenAIFormatter):
+    """An answer with an embedding for each text. Each is written when it comes, so that no turn of
+    the event loop is long.
     """
 
     media_type = JSON
@@ -73,33 +34,73 @@ class VectorsWhole(OpenAIFormatter):
 
     def __init__(self, parsed: Parsed[Any]) -> None:
         super().__init__(parsed)
-        self._is_normalised = parsed.format.is_normalised
         self._written_by_index: dict[int, Fragment] = {}
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
         assert delta.embedding is not None
-        numbers = array("f", delta.embedding.data).tolist()
-        if self._is_normalised:
-            numbers = _normalised(numbers)
-
-        self._written_by_index[delta.index] = Fragment(dumps(numbers))
+        written = dumps(self._element(delta.index, delta.embedding.data))
+        self._written_by_index[delta.index] = Fragment(written)
         if self._num_open:
             return []
 
-        return [dumps(_in_order(self._written_by_index))]
+        num_texts = len(self._written_by_index)
+        elements = [self._written_by_index[index] for index in range(num_texts)]
+        return [dumps(self._answer(elements))]
+
+    @abstractmethod
+    def _element(self, index: int, data: bytes) -> object:
+        """Return what the answer has for the text with this index, from its float32 numbers."""
+
+    @abstractmethod
+    def _answer(self, elements: list[Fragment]) -> object:
+        """Return the answer with its elements, which are written already, in the order of the
+        texts.
+        """
 
 
-def _in_order(fragments: dict[int, Fragment]) -> list[Fragment]:
-    """Return what was written for each text, in the order of the texts."""
-    return [fragments[index] for index in range(len(fragments))]
+class EmbeddingsWhole(EmbeddingFormatter):
+    """All embeddings as one object."""
+
+    def _element(self, index: int, data: bytes) -> dict[str, object]:
+        embedding: str | list[float]
+        if self._format.is_base64:
+            embedding = base64.b64encode(data).decode()
+        else:
+            embedding = array("f", data).tolist()
+
+        return {"object": "embedding", "index": index, "embedding": embedding}
+
+    def _answer(self, elements: list[Fragment]) -> dict[str, object]:
+        num_tokens = self._num_prompt_tokens
+        return {
+            "object": self.kind,
+            "data": elements,
+            "model": self._format.model,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+
+
+class VectorsWhole(EmbeddingFormatter):
+    """A bare list of vectors."""
+
+    def __init__(self, parsed: Parsed[Any]) -> None:
+        super().__init__(parsed)
+        self._is_normalised = parsed.format.is_normalised
+
+    def _element(self, index: int, data: bytes) -> list[float]:
+        numbers = array("f", data).tolist()
+        return _normalised(numbers) if self._is_normalised else numbers
+
+    def _answer(self, elements: list[Fragment]) -> list[Fragment]:
+        return elements
 
 
 def _normalised(numbers: list[float]) -> list[float]:
     """Return a vector of length 1 in the same direction, or the vector itself if it is 0."""
     length = math.sqrt(math.fsum(number * number for number in numbers))
-    is_done = abs(length - 1) < UNIT_ERROR
-    if is_done or not length:
+    has_unit_length = abs(length - 1) < UNIT_ERROR
+    if has_unit_length or not length:
         return numbers
 
     return [number / length for number in numbers]
