@@ -6,9 +6,7 @@ in the format of the answer, and the body ends.
 """
 
 import asyncio
-import json
 import math
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing, nullcontext
@@ -17,10 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from lmi.adapters.choice import choose_adapter
 from lmi.apis.base.api import AnyApi, AsyncFormatter, Formatter, Rendered
-from lmi.apis.base.readers import Message, Parsed, is_text, priority
-from lmi.errors import InvalidParameter, LmiError
-from lmi.http.exchange import SENT, TIMEOUT, TIMEOUT_MS, Exchange
+from lmi.apis.base.readers import Message, Parsed, is_text
+from lmi.errors import LmiError
+from lmi.http.exchange import Exchange
 from lmi.pipeline import LONG_BYTES
+from lmi.server.answer_body import AnswerBody
+from lmi.server.client_headers import client_of, client_priority, client_timeout_s
 from lmi.server.meter import Meter
 from lmi.server.service import Service
 from lmi.server.waiting import EarlyStart, Send
@@ -32,7 +32,6 @@ T = TypeVar("T")
 Choose = Callable[[bytes, str | None], AnyApi]
 # Smaller bodies are read and checked in some milliseconds.
 LARGE_BODY = 128 << 10  # bytes
-NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 async def serve_request(
@@ -59,9 +58,12 @@ async def serve_request(
             await change_session(exchange, service, session_request)
             return
 
-        async with service.front_end.reading if len(body) > LARGE_BODY else nullcontext():
+        is_large = len(body) > LARGE_BODY
+        async with service.front_end.reading if is_large else nullcontext():
             message = await inference.read(body, choose)
+            # Only the message is held while the requests are checked.
             del body
+
             inference.session = await session_of(exchange, service)
             parsed = await inference.parse(message)
             message = inference.hooks.message_to_keep(message)
@@ -110,13 +112,14 @@ class Inference:
         self.client_timeout_s = math.inf
         self.format: AnswerFormat | None = None
 
-        # The bytes that became the requests, and those of them that are held beside texts, ids and
-        # images, if the answer's format holds them.
+        self.hooks = service.hooks_for(exchange, api, is_admitted=self.is_line)
+
+        # The bytes that became the requests.
         self._num_body_bytes = 0
-        self._num_other_bytes = 0
+        # Those of them that the answer's format holds, beside the requests' texts, ids and images.
+        self._num_format_bytes = 0
         # The requests until the pipeline has them.
         self._requests: Sequence[GenerationRequest] = ()
-        self.hooks = service.hooks_for(exchange, api, is_admitted=self.is_line)
 
     async def receive(self) -> bytes:
         """Return the body of the HTTP request. From here on the exchange is refused in the form of
@@ -157,15 +160,18 @@ class Inference:
         parsed = await self._beside_the_loop(self.api.parse, message)
         self.format = parsed.format
         if self.is_long:
-            num_bytes = sum(request.num_bytes for request in parsed.requests)
-            if parsed.format.holds_fields:
-                self._num_other_bytes = max(0, self._num_body_bytes - num_bytes)
-            else:
-                self._num_other_bytes = 0
-
-            self.hold(num_bytes + self._num_other_bytes)
+            self._hold_requests(parsed)
 
         return parsed
+
+    def _hold_requests(self, parsed: Parsed[Any]) -> None:
+        """Count what is held from now on in place of a long body."""
+        num_bytes = sum(request.num_bytes for request in parsed.requests)
+        self._num_format_bytes = 0
+        if parsed.format.holds_fields:
+            self._num_format_bytes = max(0, self._num_body_bytes - num_bytes)
+
+        self.hold(num_bytes + self._num_format_bytes)
 
     async def complete(self, parsed: Parsed[Any]) -> Parsed[Any]:
         """Choose the adapters of the requests, add what the headers say, and log the names that
@@ -270,7 +276,7 @@ class Inference:
     def note_encoded(self, num_bytes: int) -> None:
         """Only `num_bytes` of the requests are held from now on."""
         if self.is_long:
-            self.hold(num_bytes + self._num_other_bytes)
+            self.hold(num_bytes + self._num_format_bytes)
 
     def rendered(self, error: LmiError, *, accepted: bool = False) -> Rendered:
         """Return the error in the form of the API, or with `accepted` as the last record of the
@@ -282,6 +288,7 @@ class Inference:
         )
 
     async def refuse(self, error: LmiError) -> None:
+        """Send an error as the whole answer."""
         rendered = self.rendered(error)
         body = self.api.whole(rendered.media_type, rendered.body)
         await self.exchange.send_whole(
@@ -317,7 +324,7 @@ async def stream_answer(
 ) -> None:
     """Generate and send the answer. Raises LmiError only before the first byte."""
     exchange = inference.exchange
-    body = Body(exchange, formatter, is_ascii=inference.service.config.server.ascii_streams)
+    body = AnswerBody(exchange, formatter, is_ascii=inference.service.config.server.ascii_streams)
     try:
         await generate(inference, parsed, formatter, body.take)
     except LmiError as error:
@@ -343,12 +350,14 @@ async def generate(
     exchange = inference.exchange
     assert service.pipeline is not None
 
-    record = service.record
-    model = service.model.name
-    with (
-        closing(formatter),
-        Meter(record, inference.started_s, exchange.noted, parsed.requests, model) as meter,
-    ):
+    meter = Meter(
+        service.record,
+        inference.started_s,
+        exchange.noted,
+        parsed.requests,
+        service.model.name,
+    )
+    with closing(formatter), meter:
         # Without traces nobody has the list.
         exchange.scope.get("lmi.meters", []).append(meter)
 
@@ -370,6 +379,7 @@ async def generate(
 
 
 async def send_later(formatter: AsyncFormatter, delta: Delta, send: Send) -> None:
+    """Send the records of a formatter that may have to wait for them, as that of user code."""
     records = formatter.feed(delta)
     if not isinstance(records, list):
         records = await records
@@ -377,136 +387,3 @@ async def send_later(formatter: AsyncFormatter, delta: Delta, send: Send) -> Non
     pause = send(records)
     if pause is not None:
         await pause
-
-
-def client_of(exchange: Exchange, adapter: str | None) -> str:
-    """Return whose part of the engine a request takes."""
-    if exchange.client:
-        return exchange.client
-
-    if adapter:
-        return f"adapter {adapter}"
-
-    address = exchange.scope.get("client")
-    return str(address[0]) if address else ""
-
-
-def client_timeout_s(exchange: Exchange) -> float:
-    """Return the seconds that the client waits for its answer, from the request's arrival. Raises
-    InvalidParameter.
-    """
-    limits = (
-        (TIMEOUT, exchange.headers.get(TIMEOUT), 1.0),
-        (TIMEOUT_MS, exchange.headers.get(TIMEOUT_MS), 0.001),
-        ("timeout in Custom-Attributes", exchange.attribute("timeout"), 1.0),
-    )
-    shortest_s = math.inf
-    for name, text, unit_s in limits:
-        if text is None:
-            continue
-
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-
-        if not 0 < number < math.inf:
-            raise InvalidParameter(name, "a number over 0", text)
-
-        shortest_s = min(shortest_s, number * unit_s)
-
-    return shortest_s
-
-
-def client_priority(exchange: Exchange) -> float | None:
-    """Return how urgent all of the body is, as Custom-Attributes say it in vLLM's numbers. Raises
-    InvalidParameter.
-    """
-    text = exchange.attribute("priority")
-    if text is None:
-        return None
-
-    name = "priority in Custom-Attributes"
-    try:
-        return priority(name, int(text))
-    except ValueError:
-        raise InvalidParameter(name, "a whole number", text) from None
-
-
-class Body:
-    """The body of one answer: whole, or a stream of records, each of which is sent at once and in
-    one piece.
-
-    The last byte of a stream is a newline, because client libraries that read lines wait forever
-    for the end of one. With `is_ascii` a stream has other characters as the `\\uXXXX` of JSON: many
-    clients decode each piece that a platform hands them, and a piece may end within a character.
-    """
-
-    def __init__(
-        self, exchange: Exchange, formatter: AsyncFormatter, *, is_ascii: bool = False
-    ) -> None:
-        self._exchange = exchange
-        self.formatter = formatter
-        self._is_ascii = is_ascii
-        self._whole: list[bytes] = []
-
-    def take(self, records: list[bytes]) -> Awaitable[None] | None:
-        """Send records of a stream, or keep those of a whole answer.
-
-        Returns an awaitable if they could not be sent at once: the first ones, or if the client
-        reads slowly.
-        """
-        if not self.formatter.is_streaming:
-            self._whole += records
-        elif len(records) == 1 and self._exchange.status and records[0]:
-            pause = self._write(records[0])
-            return None if pause is SENT else pause
-        elif records:
-            return self._send(records)
-
-        return None
-
-    async def _send(self, records: list[bytes]) -> None:
-        if not self._exchange.status:
-            await self._exchange.start(
-                200, self.formatter.media_type, [("cache-control", "no-cache")]
-            )
-
-        for record in filter(None, records):
-            await self._write(record)
-
-    def _write(self, record: bytes) -> Awaitable[None]:
-        return self._exchange.write(as_ascii(record) if self._is_ascii else record)
-
-    async def fail(self, rendered: Rendered) -> None:
-        """Send an error in a stream that has begun. It begins a line, whatever stands before it."""
-        self._exchange.note_failure(rendered.status, rendered.headers.items())
-        await self._write(self._exchange.line_end() + rendered.body)
-
-    async def end(self, api: AnyApi) -> None:
-        """End a stream, or send the whole answer."""
-        if self._exchange.status:
-            await self._exchange.end(self._exchange.line_end())
-            return
-
-        body = b"".join(self._whole)
-        media_type = self.formatter.media_type
-        if not self.formatter.is_verbatim:
-            body = api.whole(media_type, body)
-
-        await self._exchange.send_whole(200, media_type, body)
-
-
-def as_ascii(record: bytes) -> bytes:
-    """Return a record with every other character escaped as in a JSON string. Bytes that are not
-    UTF-8 stay.
-    """
-    if record.isascii():
-        return record
-
-    try:
-        text = record.decode()
-    except UnicodeDecodeError:
-        return record
-
-    return NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text).encode()

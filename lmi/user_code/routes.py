@@ -14,7 +14,7 @@ from lmi.apis.base.api import JSON, retry_header
 from lmi.apis.lmi.api import LMI
 from lmi.errors import LmiError
 from lmi.http.exchange import Exchange
-from lmi.server.respond import as_ascii
+from lmi.server.answer_body import as_ascii
 from lmi.server.routes import invocations as of_engines
 from lmi.server.service import Service
 from lmi.user_code.calls import Call, Handle

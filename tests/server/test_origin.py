@@ -14,7 +14,7 @@ from lmi.executor import DEFAULT_PRIORITY
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS, Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.access import FAIRNESS_ID, Access
-from lmi.server.respond import client_of
+from lmi.server.client_headers import client_of
 from lmi.settings.config import ServerConfig
 from tests.scripted import CAPABILITIES, host, wait_until
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, MAX_HEADER_BYTES
-from lmi.server.respond import as_ascii
+from lmi.server.answer_body import as_ascii
 from tests.scripted import Host, host, wait_until
 
 INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
