@@ -134,3 +134,8 @@ def test_a_schema_that_has_only_pointers_stays_as_it_is() -> None:
         "$defs": {"x": {"const": {"$id": "y"}}},
     }
     assert with_pointers(schema) is schema
+
+
+def test_an_anchor_that_is_no_text_names_nothing() -> None:
+    schema = {"$defs": {"x": {"$anchor": ["x"]}}, "properties": {"a": {"$ref": "#x"}}}
+    assert with_pointers(schema) == schema
