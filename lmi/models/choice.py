@@ -8,7 +8,7 @@ any of them means the only loaded model.
 import asyncio
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -65,8 +65,11 @@ class SeveralModels(Models):
     def __init__(self, front_end: FrontEnd) -> None:
         super().__init__(front_end)
         self.folder = ModelFolder(self.runtime)
-        # Those that run in this front end, by the model's folder.
+        # The loads that run in this front end, by the model's folder.
         self._loads: dict[str, asyncio.Task[Service]] = {}
+        # Those that `follow` wants, which go on or are done, and the version that it saw last.
+        self._followed: dict[str, asyncio.Task[None]] = {}
+        self._followed_version: Version | None = None
         self._closings: set[asyncio.Task[None]] = set()
 
     @property
@@ -92,7 +95,7 @@ class SeveralModels(Models):
             # Its schema knows the names that a body may have for it.
             return entries[0].name
 
-        name = await self._name_inside(exchange)
+        name = await self._name_by_body(exchange)
         if name is not None:
             return name
 
@@ -107,22 +110,22 @@ class SeveralModels(Models):
             f"path below /models/NAME): {loaded}"
         )
 
-    async def _name_inside(self, exchange: Exchange) -> str | None:
+    async def _name_by_body(self, exchange: Exchange) -> str | None:
         """Return the model that a body names, by its own name, its folder, or the name of an
-        adapter.
+        adapter. One that nobody has is returned as it is.
         """
         if exchange.method == "POST":
             # Before the body: a full server reads nothing.
             self._check_room()
 
         name = await name_in_body(exchange, self.front_end)
-        if name is not None and self.folder.read(name) is None:
-            for service in await self.listed():
-                if service.config.model.answers_to(name):
-                    return service.config.model.name
+        if name is None or self.folder.read(name) is not None:
+            return name
 
-                if service.adapters and service.adapters.has(name):
-                    return service.config.model.name
+        for service in await self.listed():
+            is_adapter = service.adapters is not None and service.adapters.has(name)
+            if is_adapter or service.config.model.answers_to(name):
+                return service.config.model.name
 
         return name
 
@@ -145,22 +148,25 @@ class SeveralModels(Models):
         counts.
         """
         entry = self._entry(name)
-        try:
-            service = await self.here(entry) if entry.state is State.READY else None
-        except StartError as error:
-            reason = reason_for_client(str(error), entry.url)
-            raise Unavailable(f"the model {name!r} cannot be used: {reason}") from None
+        service: Service | None = None
+        if entry.state is State.READY:
+            try:
+                service = await self.here(entry)
+            except StartError as error:
+                reason = reason_for_client(str(error), entry.url)
+                raise Unavailable(f"the model {name!r} cannot be used: {reason}") from None
 
         entry = self._entry(name)
-        state, reason = self.status(entry)
+        status = self.status(entry)
         is_here = service is not None and service.folder == entry.folder
-        if service is None or not is_here or state is not State.READY:
-            because = f": {reason}" if reason else ""
-            raise Unavailable(f"the model {name!r} is {state.upper()}{because}")
+        if service is None or not is_here or status.state is not State.READY:
+            because = f": {status.reason}" if status.reason else ""
+            raise Unavailable(f"the model {name!r} is {status.state.upper()}{because}")
 
         return service
 
     def _entry(self, name: str) -> Model:
+        """Return the entry of a model. Raises UnknownModel, which names those that are loaded."""
         entry = self.folder.read(name)
         if entry is None or is_abandoned(entry):
             names = [repr(entry.name) for entry in self.folder.entries()]
@@ -191,12 +197,9 @@ class SeveralModels(Models):
     async def listed(self) -> list[Service]:
         """Return every model that is ready and can be used here, by name."""
         self.let_go()
-        loads = map(self.here, self._ready())
+        loads = [self.here(entry) for entry in ready_entries(self.folder.entries())]
         services = await asyncio.gather(*loads, return_exceptions=True)
         return [service for service in services if isinstance(service, Service)]
-
-    def _ready(self) -> list[Model]:
-        return [entry for entry in self.folder.entries() if entry.state is State.READY]
 
     # What is here.
 
@@ -204,38 +207,34 @@ class SeveralModels(Models):
         """Follow every change of the folder. A model that is ready loads in a task of its own, so
         that none waits.
         """
-        last_version: Version | None = None
-        # The loads that go on or are done, by the model's folder.
-        tasks: dict[str, asyncio.Task[None]] = {}
-
-        async def look() -> None:
-            nonlocal last_version
-            if last_version is not None and self.folder.version() == last_version:
-                return
-
-            snapshot = self.folder.snapshot()
-            self.let_go()
-            ready = {
-                entry.folder: entry for entry in snapshot.entries if entry.state is State.READY
-            }
-
-            for folder in tasks.keys() - ready.keys():
-                tasks.pop(folder).cancel()
-
-            for folder in ready.keys() - tasks.keys():
-                tasks[folder] = asyncio.create_task(until_done(partial(self._bring, ready[folder])))
-
-            last_version = snapshot.version
-
         try:
             while True:
-                await until_done(look)
+                await until_done(self._follow_once)
                 await asyncio.sleep(WATCH_S)
         finally:
-            for task in tasks.values():
+            for task in self._followed.values():
                 task.cancel()
 
-    async def _bring(self, entry: Model) -> None:
+    async def _follow_once(self) -> None:
+        """Begin and end loads, if the folder has changed since the last look."""
+        version = self._followed_version
+        if version is not None and self.folder.version() == version:
+            return
+
+        snapshot = self.folder.snapshot()
+        self.let_go()
+
+        ready_by_folder = {entry.folder: entry for entry in ready_entries(snapshot.entries)}
+        for folder in self._followed.keys() - ready_by_folder.keys():
+            self._followed.pop(folder).cancel()
+
+        for folder in ready_by_folder.keys() - self._followed.keys():
+            load = partial(self._load_if_known, ready_by_folder[folder])
+            self._followed[folder] = asyncio.create_task(until_done(load))
+
+        self._followed_version = snapshot.version
+
+    async def _load_if_known(self, entry: Model) -> None:
         # If it is unknown, it was unloaded a moment ago.
         with suppress(UnknownModel):
             await self.here(entry)
@@ -290,9 +289,12 @@ class SeveralModels(Models):
         return service
 
     def _is_wanted(self, service: Service) -> bool:
+        """Return whether a model that is here has an entry of the same load."""
         entry = self.folder.read(service.config.model.name)
-        is_same_load = entry is not None and entry.folder == service.folder
-        return entry is not None and is_same_load and entry.state is not State.FAILED
+        if entry is None or entry.folder != service.folder:
+            return False
+
+        return entry.state is not State.FAILED
 
     def _retire(self, service: Service) -> None:
         """Take no more requests for a model, and close its connections when the last request has
@@ -311,6 +313,10 @@ class SeveralModels(Models):
         await service.close()
 
 
+def ready_entries(entries: Sequence[Model]) -> list[Model]:
+    return [entry for entry in entries if entry.state is State.READY]
+
+
 async def until(holds: Callable[[], bool], timeout_s: float) -> bool:
     """Wait until something holds. Returns whether it does."""
     with suppress(TimeoutError):
@@ -327,14 +333,19 @@ async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
         return None
 
     body = await exchange.peek(front_end.config.max_request_size, front_end.body_memory)
-    fields = BodyOutline.of(body)
-    if fields is None:
+    outline = BodyOutline.of(body)
+    if outline is None:
         return None
 
-    by_field = not fields.has("inputs") and any(map(fields.has, BY_FIELD))
-    is_openai = exchange.path.startswith(OPENAI_PATHS) or by_field
-    name = fields.value("model") if is_openai else None
-    return None if not isinstance(name, str) or name in ("", "model", *UNNAMED) else name
+    has_openai_field = not outline.has("inputs") and any(map(outline.has, BY_FIELD))
+    if not exchange.path.startswith(OPENAI_PATHS) and not has_openai_field:
+        return None
+
+    name = outline.value("model")
+    if not isinstance(name, str) or name in ("", "model", *UNNAMED):
+        return None
+
+    return name
 
 
 def reason_for_client(reason: str, url: str) -> str:

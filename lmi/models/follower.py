@@ -78,13 +78,16 @@ class ModelFollower:
             if not folder.isdecimal() or folder in running:
                 continue
 
-            # It may have been removed a moment ago.
-            with suppress(FileNotFoundError):
-                is_given_up = folder not in states and path.stat().st_mtime < time.time() - ORPHAN_S
-                if is_given_up or states.get(folder) is State.FAILED:
-                    shutil.rmtree(path, ignore_errors=True)
+            if folder in states:
+                is_over = states[folder] is State.FAILED
+            else:
+                is_over = _is_orphan(path)
+
+            if is_over:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _start(self, entry: Model) -> None:
+        """Start the processes of a model, unless its folder is gone or cannot be read."""
         if not self._folder.has_folder(entry):
             # One that is not READY was given up before, which its front end sees.
             is_ready = entry.state is State.READY
@@ -105,6 +108,17 @@ class ModelFollower:
             return
 
         log.info("model %s loads from %s", entry.name, entry.url)
+
+
+def _is_orphan(path: Path) -> bool:
+    """Return whether a folder without an entry is too old to be about to get one."""
+    try:
+        changed_s = path.stat().st_mtime
+    except FileNotFoundError:
+        # It was removed a moment ago.
+        return False
+
+    return changed_s < time.time() - ORPHAN_S
 
 
 class PassingModel(RunningModel):
@@ -135,6 +149,7 @@ class PassingModel(RunningModel):
             child.name = f"{child.name} of {self.config.model.name}"
 
     def look(self, now: float) -> None:
+        """Take the next step of its life: it is ready, it ends, it is over."""
         if not self.is_wanted and self._unwanted_s is None:
             self._unwanted_s = now
             for child in self.children:
@@ -146,9 +161,11 @@ class PassingModel(RunningModel):
             if now - self._ended_s >= KILL_S:
                 for pid in self.left:
                     processes.send(pid, signal.SIGKILL)
+
         elif self._unwanted_s is not None:
             if self._may_end(now - self._unwanted_s):
                 self._end(now)
+
         elif self._phase == Phase.LOADING and self.is_ready:
             load_s = now - self._started_s
             log.info("model %s is ready after %.1f s", self.config.model.name, load_s)

@@ -21,7 +21,7 @@ from lmi.settings.config import Config
 from lmi.settings.ports import choose_free_ports
 from lmi.shared.desired_state import State, check_name, is_abandoned
 from lmi.shared.machine import MB, free_bytes
-from lmi.shared.state import Phase
+from lmi.shared.state import Block, Phase
 from lmi.sources.fetches import WantedSource
 
 # SageMaker waits 360 s.
@@ -139,17 +139,20 @@ class ModelRegistry:
         not be written.
         """
         name = config.model.name
-        states = {entry.name: self._models.status(entry).state for entry in entries}
+        living = []
         for entry in entries:
-            if entry.name != name or states[name] is State.FAILED:
+            state = self._models.status(entry).state
+            if state is State.FAILED:
                 continue
 
-            if states[name] is State.PENDING and entry.url == url:
+            if entry.name == name and state is State.PENDING and entry.url == url:
                 raise AlreadyLoading(entry)
 
-            raise errors.Conflict(f"the model {name!r} is {states[name].upper()} from {entry.url}")
+            if entry.name == name:
+                raise errors.Conflict(f"the model {name!r} is {state.upper()} from {entry.url}")
 
-        living = [entry for entry in entries if states[entry.name] is not State.FAILED]
+            living.append(entry)
+
         self._check_room(need, living)
         try:
             config = choose_free_ports(config, self._ports_in_use(living))
@@ -221,11 +224,11 @@ class ModelRegistry:
         block = self._models.block(entry)
         while block.supervisor.phase != Phase.READY:
             if block.supervisor.phase == Phase.FAILED:
-                records = (*block.engines, *block.formatters)
-                causes = {record.cause for record in records if record.phase == Phase.FAILED}
-                is_memory = errors.NoMemory.label in causes
-                kind = errors.OutOfMemory if is_memory else errors.InvalidRequest
-                raise kind(reason_for_client(block.supervisor.reason, entry.url))
+                reason = reason_for_client(block.supervisor.reason, entry.url)
+                if _lacked_memory(block):
+                    raise errors.OutOfMemory(reason)
+
+                raise errors.InvalidRequest(reason)
 
             self._check_is_serving()
             if not self._folder.holds(entry) or not self._folder.has_folder(entry):
@@ -299,3 +302,12 @@ class ModelRegistry:
             return False
 
         raise self._gone(entry)
+
+
+def _lacked_memory(block: Block) -> bool:
+    """Return whether a process of a model failed for want of memory."""
+    for record in (*block.engines, *block.formatters):
+        if record.phase == Phase.FAILED and record.cause == errors.NoMemory.label:
+            return True
+
+    return False

@@ -65,11 +65,11 @@ async def member(exchange: Exchange, models: Models) -> None:
         service.check_model(name)
         await exchange.send_json([as_in_reference(service)])
     else:
-        entry = next((entry for entry in models.folder.entries() if entry.name == name), None)
-        if entry is None:
+        entries_by_name = {entry.name: entry for entry in models.folder.entries()}
+        if name not in entries_by_name:
             raise UnknownModel(f"no model {shorten(name)} is loaded here")
 
-        await exchange.send_json(_description(models, entry))
+        await exchange.send_json(_description(models, entries_by_name[name]))
 
 
 def _descriptions(models: Models) -> list[dict[str, str]]:
@@ -83,10 +83,10 @@ def _descriptions(models: Models) -> list[dict[str, str]]:
 
 
 def _description(models: SeveralModels, entry: Model) -> dict[str, str]:
-    state, reason = models.status(entry)
-    model = {"modelName": entry.name, "modelUrl": entry.url, "status": state.upper()}
-    if reason:
-        model["reason"] = reason
+    status = models.status(entry)
+    model = {"modelName": entry.name, "modelUrl": entry.url, "status": status.state.upper()}
+    if status.reason:
+        model["reason"] = status.reason
 
     return model
 
@@ -169,8 +169,9 @@ async def _new_model(exchange: Exchange, front_end: FrontEnd) -> NewModel:
 
     values = {**query, **fields}
     for name in FIELDS:
-        if not isinstance(values.get(name), str) or not values[name]:
-            raise InvalidParameter(name, "a text that is not empty", values.get(name))
+        value = values.get(name)
+        if not isinstance(value, str) or not value:
+            raise InvalidParameter(name, "a text that is not empty", value)
 
     return NewModel(values["model_name"], values["url"])
 

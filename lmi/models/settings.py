@@ -18,7 +18,7 @@ from lmi.settings.handler import Handler, announced
 from lmi.settings.kinds import local_path
 from lmi.settings.other_names import is_of_other_image
 from lmi.settings.ports import RANGE
-from lmi.settings.properties import Properties, read
+from lmi.settings.properties import read
 from lmi.settings.resolve import Resolved, resolve
 from lmi.settings.secure_mode import CONTROLS_KEY, SWITCH
 from lmi.settings.served_folder import find_folder
@@ -66,39 +66,15 @@ def resolve_model(
     SecurityRefused or ModelUnusable with the cause, also for what lies outside of model_store.
     """
     path = local_path(url)
-    flags = {
-        key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL
-    }
-    flags |= _of_server(server)
-    # Of the names of other images the log tells at the start.
-    environ = {name: text for name, text in environ.items() if not is_of_other_image(name)}
-    start = StartInputs(machine=Machine.here(environ), environ=environ, flags=flags, counts=_counts)
-    properties = Properties()
-    if path.endswith(GGUF):
-        file = checked_file(path, server.model_store)
-        start = replace(start, cwd=file.parent, flags={**flags, MODEL: str(file)})
-    else:
-        folder = find_folder(str(checked_folder(path, server.model_store)), Path(path))
-        assert folder is not None
-        properties = read(folder / "serving.properties")
-        start = replace(start, folder=folder, cwd=folder, untrusted=[folder], properties=properties)
-
+    start = _start_inputs(path, server, environ)
+    properties = start.properties
     resolved = resolve(start)
-    model = resolved.config.model
     if resolved.request is not None:
         _check_source(resolved.request.sources[0].source, properties.name, server.model_store)
         return resolved
 
-    file_of_model = opened_file(Path(model.path))
-    if file_of_model is None:
-        checked_folder(model.path, server.model_store)
-    else:
-        checked_file(str(file_of_model), server.model_store)
-
-    if server.user is not None:
-        unread = unreadable(Path(model.path))
-        if unread is not None:
-            raise ModelUnusable(f"{unread}: option.user={server.user} cannot read it")
+    model = resolved.config.model
+    _check_files(model.path, server)
 
     sources = tuple(dict.fromkeys((path.rstrip("/"), *model.sources)))
     model = replace(model, name=name, aliases=(), sources=sources)
@@ -110,6 +86,42 @@ def resolve_model(
         notes = (*notes, note)
 
     return replace(resolved, config=config, notes=notes)
+
+
+def _start_inputs(path: str, server: ServerConfig, environ: Mapping[str, str]) -> StartInputs:
+    """Return what decides about the settings of the model at a path."""
+    flags = {
+        key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL
+    }
+    flags |= _of_server(server)
+    # Of the names of other images the log tells at the start.
+    environ = {name: text for name, text in environ.items() if not is_of_other_image(name)}
+    start = StartInputs(machine=Machine.here(environ), environ=environ, flags=flags, counts=_counts)
+
+    if path.endswith(GGUF):
+        file = checked_file(path, server.model_store)
+        return replace(start, cwd=file.parent, flags={**flags, MODEL: str(file)})
+
+    folder = find_folder(str(checked_folder(path, server.model_store)), Path(path))
+    assert folder is not None
+    properties = read(folder / "serving.properties")
+    return replace(start, folder=folder, cwd=folder, untrusted=[folder], properties=properties)
+
+
+def _check_files(path: str, server: ServerConfig) -> None:
+    """Raise ModelUnusable for a model outside of model_store, or one that the user of the engines
+    cannot read.
+    """
+    gguf_file = opened_file(Path(path))
+    if gguf_file is None:
+        checked_folder(path, server.model_store)
+    else:
+        checked_file(str(gguf_file), server.model_store)
+
+    if server.user is not None:
+        unread = unreadable(Path(path))
+        if unread is not None:
+            raise ModelUnusable(f"{unread}: option.user={server.user} cannot read it")
 
 
 def _check_source(text: str, properties_name: str, store: str) -> None:
@@ -217,23 +229,33 @@ def need_bytes(config: Config) -> int:
 
     folder = Path(config.model.path)
     model = facts(folder)
-    stored = str(model.get("torch_dtype", model.get("dtype")))
-    of_weights, of_cache = announced().get(engine.handler, UNKNOWN).dtypes(engine, stored)
+    stored_dtype = str(model.get("torch_dtype", model.get("dtype")))
+    handler = announced().get(engine.handler, UNKNOWN)
+    weight_dtype, cache_dtype = handler.dtypes(engine, stored_dtype)
+
     gguf_file = opened_file(folder)
     if gguf_file is not None:
-        number_bytes = 1 if engine.quantize else _number_bytes(of_weights)
+        number_bytes = 1 if engine.quantize else _number_bytes(weight_dtype)
         weights_bytes = int(LARGER * read_model(gguf_file).num_numbers * number_bytes)
     else:
         widening = 1.0
         if not engine.quantize:
-            widening = max(1.0, _number_bytes(of_weights) / _number_bytes(stored))
+            widening = max(1.0, _number_bytes(weight_dtype) / _number_bytes(stored_dtype))
 
-        files = [file for pattern in WEIGHT_FILES for file in folder.glob(pattern)]
-        stored_bytes = sum(file.stat().st_size for file in files)
-        weights_bytes = int(LARGER * stored_bytes * widening)
+        weights_bytes = int(LARGER * _stored_bytes(folder) * widening)
 
-    cache_bytes = _cache_bytes(engine, model, _number_bytes(of_cache))
+    cache_bytes = _cache_bytes(engine, model, _number_bytes(cache_dtype))
     return engine.num_engines * (weights_bytes + cache_bytes + PROCESS_BYTES)
+
+
+def _stored_bytes(folder: Path) -> int:
+    """Return the size of all files of weights in a folder."""
+    num_bytes = 0
+    for pattern in WEIGHT_FILES:
+        for file in folder.glob(pattern):
+            num_bytes += file.stat().st_size
+
+    return num_bytes
 
 
 def _number_bytes(dtype: str) -> int:
@@ -250,15 +272,19 @@ def _cache_bytes(engine: EngineConfig, model: Mapping[str, Any], number_bytes: i
     num_heads = _count(model, "num_attention_heads")
     head_dim = _count(model, "head_dim") or _count(model, "hidden_size") // max(1, num_heads)
     num_kv_heads = _count(model, "num_key_value_heads") or num_heads
-    token_bytes = 2 * _count(model, "num_hidden_layers") * num_kv_heads * head_dim * number_bytes
+    num_layers = _count(model, "num_hidden_layers")
+    # Each layer keeps a key and a value.
+    token_bytes = 2 * num_layers * num_kv_heads * head_dim * number_bytes
     if engine.max_kv_cache_tokens is not None:
         return engine.max_kv_cache_tokens * token_bytes
 
-    longest = engine.max_sequence_length or _count(model, "max_position_embeddings") or USUAL_LENGTH
-    num_tokens = (engine.max_num_sequences or USUAL_SEQUENCES) * min(longest, USUAL_LENGTH)
-    return min(num_tokens * token_bytes, machine.memory_bytes() // 4)
+    max_length = engine.max_sequence_length or _count(model, "max_position_embeddings")
+    length = min(max_length or USUAL_LENGTH, USUAL_LENGTH)
+    num_sequences = engine.max_num_sequences or USUAL_SEQUENCES
+    return min(num_sequences * length * token_bytes, machine.memory_bytes() // 4)
 
 
 def _count(model: Mapping[str, Any], name: str) -> int:
+    """Return a number of config.json, or 0 where it is missing."""
     value = model.get(name)
     return value if isinstance(value, int) and value > 0 else 0
