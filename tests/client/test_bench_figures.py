@@ -15,10 +15,11 @@ from click.testing import CliRunner
 
 from lmi.cli import lmi
 from lmi.client.bench.dialects import DIALECTS, Ask
-from lmi.client.bench.figures import figures_of, quantile, report_of, table_of
+from lmi.client.bench.figures import figures_of, quantile, report_of
 from lmi.client.bench.load import LOST, Load, Sample, client_of, merged
 from lmi.client.bench.page import page_of
 from lmi.client.bench.prompts import of_file, synthetic
+from lmi.client.bench.table import table_of
 
 FAST = Sample(0.0, 1.0, "200", [0.25, 0.5, 1.0], 4)
 SLOW = Sample(1.0, 4.0, "200", [3.0, 4.0])

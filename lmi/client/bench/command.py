@@ -14,10 +14,11 @@ import orjson
 
 from lmi.client.ask import headers_of
 from lmi.client.bench.dialects import DIALECTS, Ask
-from lmi.client.bench.figures import report_of, table_of
+from lmi.client.bench.figures import report_of
 from lmi.client.bench.load import Load, client_of, first_model
 from lmi.client.bench.page import page_of
 from lmi.client.bench.prompts import of_file, synthetic
+from lmi.client.bench.table import table_of
 
 MAX_SERVERS = 2
 # What flags call these latencies.

@@ -1,5 +1,4 @@
-"""The figures of a load: percentiles, rates, errors by outcome, goodput; as one object for JSON,
-and as a table.
+"""The figures of a load as one object for JSON: percentiles, rates, errors by outcome, goodput.
 
 Times are in seconds.
 """
@@ -12,15 +11,15 @@ from typing import Any
 
 from lmi.client.bench.load import Load, Sample
 
-SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 Json = dict[str, Any]
+SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+# Figures by their names, with the words for people.
 LATENCIES = {"first_s": "time to first token", "gap_s": "between tokens", "end_s": "end to end"}
 RATES = {
     "tokens_per_s": "tokens/s",
     "requests_per_s": "answers/s",
     "goodput_per_s": "goodput, answers/s",
 }
-COUNTS = {"num_requests": "requests", "num_ok": "whole answers", "num_tokens": "output tokens"}
 
 
 def quantile(values: Iterable[float], share: float) -> float:
@@ -100,6 +99,7 @@ def _counted_by(whole_answers: Sequence[Sample]) -> str:
 
 
 def _is_within(targets: Mapping[str, float], sample: Sample) -> bool:
+    """Return whether an answer is a good one: no mean of its latencies exceeds its target."""
     latencies_s = sample.latencies_s
     for name, target_s in targets.items():
         values = latencies_s[name]
@@ -137,11 +137,13 @@ def report_of(settings: Json, servers: Sequence[Load], targets: Mapping[str, flo
 
 
 def _ratios(first: list[Json], second: list[Json]) -> dict[str, float | None]:
-    pairs = list(zip(map(_flat, first), map(_flat, second), strict=True))
+    """Return the ratios of two servers' figures by name, from the figures of their rounds."""
+    rounds_of_first = [_flat(figures) for figures in first]
+    rounds_of_second = [_flat(figures) for figures in second]
     ratios: dict[str, float | None] = {}
-    for name in pairs[0][0]:
+    for name in rounds_of_first[0]:
         ratios_of_rounds = []
-        for figures, other_figures in pairs:
+        for figures, other_figures in zip(rounds_of_first, rounds_of_second, strict=True):
             if figures.get(name) and name in other_figures:
                 ratios_of_rounds.append(other_figures[name] / figures[name])
 
@@ -158,72 +160,3 @@ def _flat(figures: Json) -> dict[str, float]:
             flat[f"{name}.{part}"] = value
 
     return flat
-
-
-def rows_of(report: Json) -> list[list[str]]:
-    """Return a table of texts: a head, then a row for each figure, with a column for each server
-    and one of ratios.
-    """
-    servers = report["servers"]
-    totals = [server["total"] for server in servers]
-    ratios = report.get("ratios")
-    head = ["", *(server["url"] for server in servers)]
-    if ratios is not None:
-        head.append("ratio")
-
-    rows = [head]
-
-    def add(label: str, cells: list[str], name: str = "") -> None:
-        """Add a row, with the ratio of the figure of this name."""
-        row = [label, *cells]
-        if ratios is not None:
-            ratio = ratios.get(name)
-            row.append("" if ratio is None else f"{ratio:.2f}")
-
-        rows.append(row)
-
-    for name, label in COUNTS.items():
-        add(label, [str(total[name]) for total in totals])
-
-    add("tokens counted by", [total["counted_by"] for total in totals])
-    outcomes = set[str]()
-    for total in totals:
-        outcomes.update(total["outcomes"])
-
-    for outcome in sorted(outcomes - {"200"}):
-        add(f"failed: {outcome}", [str(total["outcomes"].get(outcome, 0)) for total in totals])
-
-    for name, label in RATES.items():
-        add(label, [f"{total[name]:.1f}" for total in totals], name)
-
-    for name, label in LATENCIES.items():
-        for part in ("mean", "p50", "p90", "p99"):
-            cells = [_milliseconds(total[name], part) for total in totals]
-            add(f"{label}, {part}, ms", cells, f"{name}.{part}")
-
-    add("CPU of the server, s", [_cpu_seconds(server["cpu_s"]) for server in servers])
-    return rows
-
-
-def _milliseconds(latencies_s: Mapping[str, float], part: str) -> str:
-    return f"{latencies_s[part] * 1e3:.1f}" if latencies_s else "-"
-
-
-def _cpu_seconds(cpu_s: Mapping[str, float]) -> str:
-    return f"{sum(cpu_s.values()):.2f}" if cpu_s else "-"
-
-
-def table_of(report: Json) -> str:
-    """Return the table as text, and the CPU of each process below it."""
-    rows = rows_of(report)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]
-        lines.append("  ".join(cells).rstrip())
-
-    for server in report["servers"]:
-        for name, used_s in sorted(server["cpu_s"].items()):
-            lines.append(f"CPU of {server['url']}: {name} {used_s:.2f} s")
-
-    return "\n".join(lines)

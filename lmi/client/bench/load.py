@@ -144,31 +144,37 @@ class Load:
         url = path.format(model=self.model)
         body = merged(self.dialect.body(self.model, ask, self.is_streamed), self.extra)
         async with self.client.stream("POST", url, json=body) as response:
-            is_success = response.status_code == 200
-            if not self.is_streamed or not is_success:
-                answer = await answers.whole_of_async(response.aiter_bytes(), is_success)
-                if is_success:
-                    sample.num_reported = _reported(self.dialect, orjson.loads(answer))
+            if self.is_streamed and response.status_code == 200:
+                return await self._read_stream(response, sample)
 
-                return str(response.status_code)
+            return await self._read_whole(response, sample)
 
-            has_end = False
-            async for line in answers.lines_of_async(response.aiter_bytes()):
-                data = line.removeprefix(b"data:").strip()
-                if not data.startswith(b"{"):
-                    # It is an empty line, a comment, a field of SSE, or [DONE].
-                    continue
+    async def _read_whole(self, response: httpx2.Response, sample: Sample) -> str:
+        is_success = response.status_code == 200
+        answer = await answers.whole_of_async(response.aiter_bytes(), is_success)
+        if is_success:
+            sample.num_reported = _reported(self.dialect, orjson.loads(answer))
 
-                event = orjson.loads(data)
-                details = event.get("details") or {}
-                if event.get("error") or details.get("finish_reason") == "error":
-                    return BROKEN
+        return str(response.status_code)
 
-                if self.dialect.text_of(event):
-                    sample.times_s.append(time.perf_counter())
+    async def _read_stream(self, response: httpx2.Response, sample: Sample) -> str:
+        has_end = False
+        async for line in answers.lines_of_async(response.aiter_bytes()):
+            data = line.removeprefix(b"data:").strip()
+            if not data.startswith(b"{"):
+                # It is an empty line, a comment, a field of SSE, or [DONE].
+                continue
 
-                sample.num_reported = _reported(self.dialect, event) or sample.num_reported
-                has_end |= self.dialect.is_end(event)
+            event = orjson.loads(data)
+            details = event.get("details") or {}
+            if event.get("error") or details.get("finish_reason") == "error":
+                return BROKEN
+
+            if self.dialect.text_of(event):
+                sample.times_s.append(time.perf_counter())
+
+            sample.num_reported = _reported(self.dialect, event) or sample.num_reported
+            has_end |= self.dialect.is_end(event)
 
         return "200" if has_end else BROKEN
 

@@ -3,8 +3,8 @@
 from html import escape
 from typing import Any
 
-from lmi.client.bench.figures import rows_of
-from lmi.client.bench.plots import GRID, Plot, plots_of, short
+from lmi.client.bench.plots import GRID, Area, Line, Plot, plots_of, short
+from lmi.client.bench.table import rows_of
 
 # The size of a plot, and the margins around its area.
 WIDTH = 360
@@ -13,6 +13,8 @@ LEFT = 40
 RIGHT = 16
 BOTTOM = 36
 TOP = 10
+# The classes of the servers' lines, in STYLE.
+LINE_CLASSES = ("a", "b")
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #60646c; --rule: #d9dce0; --page: #fff;
   --a: #0b62d6;  --b: #c2410c; }
@@ -41,12 +43,11 @@ th:first-child { text-align: left; font-weight: normal; position: sticky;
 
 def page_of(report: dict[str, Any]) -> str:
     """Return the page of a report: its plots, its table and the CPU time of processes."""
-    servers = report["servers"]
     keys = ""
-    for kind, server in zip("ab", servers, strict=False):
+    for line_class, server in zip(LINE_CLASSES, report["servers"], strict=False):
         keys += (
             f'<span><svg viewBox="0 0 28 8" aria-hidden="true">'
-            f'<path class="{kind}" d="M0 4H28"/></svg> '
+            f'<path class="{line_class}" d="M0 4H28"/></svg> '
             f"{escape(server['url'])}</span>"
         )
 
@@ -69,41 +70,47 @@ def page_of(report: dict[str, Any]) -> str:
 
 
 def _section(plot: Plot) -> str:
-    """Return a plot: the lines from 0 to the largest value in both directions, above a grid."""
-    most_x, most_y = plot.most
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = x / most_x * (WIDTH - LEFT - RIGHT)
-        down = (1 - y / most_y) * (HEIGHT - TOP - BOTTOM)
-        return LEFT + across, TOP + down
-
-    def spelled(x: float, y: float) -> str:
-        across, down = place(x, y)
-        return f"{across:.1f} {down:.1f}"
-
-    parts = []
-    for share in GRID:
-        value_x = share * most_x
-        value_y = share * most_y
-        x, y = spelled(value_x, value_y).split()
-        parts.append(f'<path class="grid" d="M{spelled(0, value_y)} L{spelled(most_x, value_y)}"/>')
-        parts.append(
-            f'<text x="{LEFT - 5}" y="{float(y) + 4}" text-anchor="end">{short(value_y)}</text>'
-        )
-        parts.append(
-            f'<text x="{x}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{short(value_x)}</text>'
-        )
-
-    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle">{plot.unit}</text>')
-    for kind, line in zip("ab", plot.lines, strict=False):
+    """Return a plot: its title, and its lines above a grid."""
+    area = plot.area(LEFT, TOP, WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM)
+    content = _grid(area)
+    content += f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle">{plot.unit}</text>'
+    for line_class, line in zip(LINE_CLASSES, plot.lines, strict=False):
         if line:
-            path = " L".join(spelled(x, y) for x, y in line)
-            parts.append(f'<path class="{kind}" d="M{path}"/>')
+            content += _path(line_class, area, line)
 
     name = escape(plot.title)
-    content = "".join(parts)
     svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}">{content}</svg>'
     return f"<section><h2>{name}</h2>{svg}</section>"
+
+
+def _grid(area: Area) -> str:
+    """Return rules, each with its value to the left, and the values below."""
+    grid = ""
+    for share in GRID:
+        value_x = share * area.max_x
+        value_y = share * area.max_y
+        x, y = area.place(value_x, value_y)
+        text_y = round(y, 1) + 4
+
+        grid += _path("grid", area, [(0, value_y), (area.max_x, value_y)])
+        grid += f'<text x="{LEFT - 5}" y="{text_y}" text-anchor="end">{short(value_y)}</text>'
+        grid += (
+            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">'
+            f"{short(value_x)}</text>"
+        )
+
+    return grid
+
+
+def _path(css_class: str, area: Area, line: Line) -> str:
+    """Return a line through points."""
+    points = []
+    for x, y in line:
+        across, down = area.place(x, y)
+        points.append(f"{across:.1f} {down:.1f}")
+
+    path = " L".join(points)
+    return f'<path class="{css_class}" d="M{path}"/>'
 
 
 def _table(rows: list[list[str]]) -> str:

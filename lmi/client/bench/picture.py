@@ -4,11 +4,11 @@ It is drawn larger and then made smaller, so that slanted lines are smooth.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
-from lmi.client.bench.plots import GRID, Plot, plots_of, short
+from lmi.client.bench.plots import GRID, Area, Plot, plots_of, short
 
 try:
     from PIL import Image, ImageDraw, ImageFont
@@ -78,45 +78,32 @@ class Pen:
         self._canvas.text((x * SCALE, y * SCALE), text, fill=colour, font=font, anchor=anchor)
 
 
-class Frame(NamedTuple):
-    """Where a plot stands: its upper left corner, and the largest values of its area."""
-
-    left_x: float
-    top_y: float
-    most_x: float
-    most_y: float
-
-    def place(self, x: float, y: float) -> tuple[float, float]:
-        """Return where a point of a line is in the picture."""
-        across = x / self.most_x * (WIDTH - LEFT - RIGHT)
-        down = (1 - y / self.most_y) * (HEIGHT - TOP - BOTTOM)
-        return self.left_x + LEFT + across, self.top_y + TOP + down
-
-
 def _draw(pen: Pen, plot: Plot, left_x: float, top_y: float) -> None:
     """Draw a plot at this corner of the picture."""
-    frame = Frame(left_x, top_y, *plot.most)
+    width = WIDTH - LEFT - RIGHT
+    height = HEIGHT - TOP - BOTTOM
+    area = plot.area(left_x + LEFT, top_y + TOP, width, height)
     pen.text(left_x + LEFT, top_y + TOP / 2, plot.title, INK, "lm", LARGER)
-    _draw_grid(pen, frame)
+    _draw_grid(pen, area)
 
     middle_x = left_x + (LEFT + WIDTH - RIGHT) / 2
     pen.text(middle_x, top_y + HEIGHT - 14, plot.unit, SOFT, "mm")
     for line, colour in zip(plot.lines, COLOURS, strict=False):
         if line:
-            points = [frame.place(x, y) for x, y in line]
+            points = [area.place(x, y) for x, y in line]
             pen.line(points, colour, 2)
 
 
-def _draw_grid(pen: Pen, frame: Frame) -> None:
+def _draw_grid(pen: Pen, area: Area) -> None:
     """Draw rules, each with its value to the left, and the values below."""
     for share in GRID:
-        value_x = share * frame.most_x
-        value_y = share * frame.most_y
+        value_x = share * area.max_x
+        value_y = share * area.max_y
 
-        start_x, rule_y = frame.place(0, value_y)
-        end = frame.place(frame.most_x, value_y)
+        start_x, rule_y = area.place(0, value_y)
+        end = area.place(area.max_x, value_y)
         pen.line([(start_x, rule_y), end], RULE)
         pen.text(start_x - 8, rule_y, short(value_y), SOFT, "rm")
 
-        x, bottom_y = frame.place(value_x, 0)
+        x, bottom_y = area.place(value_x, 0)
         pen.text(x, bottom_y + 16, short(value_x), SOFT, "mm")

@@ -1,8 +1,10 @@
 """The plots of a report: what its lines show, before anything is drawn."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lmi.client.bench.figures import LATENCIES
+from lmi.client.bench.load import Sample
 
 # The points of a line of latencies.
 NUM_STEPS = 200
@@ -24,13 +26,31 @@ class Plot(NamedTuple):
     # One line for each server.
     lines: list[Line]
 
-    @property
-    def most(self) -> tuple[float, float]:
-        """The largest value in both directions, more than 0."""
+    def area(self, left_x: float, top_y: float, width: float, height: float) -> "Area":
+        """Return the area of this size on which its lines fit."""
         points = [point for line in self.lines for point in line]
-        most_x = max((x for x, _ in points), default=0.0)
-        most_y = max((y for _, y in points), default=0.0)
-        return most_x or 1.0, most_y or 1.0
+        max_x = max((x for x, _ in points), default=0.0)
+        max_y = max((y for _, y in points), default=0.0)
+        return Area(left_x, top_y, width, height, max_x or 1.0, max_y or 1.0)
+
+
+class Area(NamedTuple):
+    """Where the lines of a plot are drawn: from 0 to the largest value in both directions."""
+
+    # The upper left corner.
+    left_x: float
+    top_y: float
+    width: float
+    height: float
+    # The largest values, more than 0.
+    max_x: float
+    max_y: float
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """Return where a point of a line is drawn."""
+        across = x / self.max_x * self.width
+        down = (1 - y / self.max_y) * self.height
+        return self.left_x + across, self.top_y + down
 
 
 def plots_of(report: dict[str, Any]) -> list[Plot]:
@@ -61,6 +81,7 @@ def _shares(server: dict[str, Any], name: str) -> Line:
 
     values_ms.sort()
     num_values = len(values_ms)
+    # Of many values, NUM_STEPS at equal distances.
     ranks = {round(step * num_values / NUM_STEPS) for step in range(1, NUM_STEPS + 1)}
     line = [(0.0, 0.0)]
     for rank in sorted(ranks - {0}):
@@ -80,21 +101,28 @@ def _rates(server: dict[str, Any]) -> Line:
     for samples in server["samples"]:
         start_s = min(sample.due_s for sample in samples)
         until_s = max(sample.end_s for sample in samples)
-        step_s = max(until_s - start_s, 1e-9) / num_bins
-        bins = [0.0] * num_bins
-        for sample in samples:
-            times_s = sample.times_s or [sample.end_s]
-            num_tokens_each = sample.num_tokens / len(times_s)
-            for time_s in times_s:
-                number = int((time_s - start_s) / step_s)
-                bins[min(num_bins - 1, number)] += num_tokens_each
+        bin_s = max(until_s - start_s, 1e-9) / num_bins
 
-        for number, num_tokens in enumerate(bins):
-            points.append((passed_s + (number + 0.5) * step_s, num_tokens / step_s))
+        for number, num_tokens in enumerate(_binned(samples, start_s, bin_s, num_bins)):
+            middle_s = passed_s + (number + 0.5) * bin_s
+            points.append((middle_s, num_tokens / bin_s))
 
         passed_s += until_s - start_s
 
     return points
+
+
+def _binned(samples: Sequence[Sample], start_s: float, bin_s: float, num_bins: int) -> list[float]:
+    """Return the tokens that came in each bin of time."""
+    bins = [0.0] * num_bins
+    for sample in samples:
+        times_s = sample.times_s or [sample.end_s]
+        num_tokens_each = sample.num_tokens / len(times_s)
+        for time_s in times_s:
+            number = int((time_s - start_s) / bin_s)
+            bins[min(num_bins - 1, number)] += num_tokens_each
+
+    return bins
 
 
 def short(value: float) -> str:
