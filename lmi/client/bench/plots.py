@@ -28,9 +28,13 @@ class Plot(NamedTuple):
 
     def area(self, left_x: float, top_y: float, width: float, height: float) -> "Area":
         """Return the area of this size on which its lines fit."""
-        points = [point for line in self.lines for point in line]
-        max_x = max((x for x, _ in points), default=0.0)
-        max_y = max((y for _, y in points), default=0.0)
+        max_x = 0.0
+        max_y = 0.0
+        for line in self.lines:
+            for x, y in line:
+                max_x = max(max_x, x)
+                max_y = max(max_y, y)
+
         return Area(left_x, top_y, width, height, max_x or 1.0, max_y or 1.0)
 
 
