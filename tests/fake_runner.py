@@ -8,7 +8,9 @@ that shares what differs.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,7 @@ from handlers.lmi_dist.runner import BlockMemory
 _FACTOR = 0x9E3779B97F4A7C15
 
 Floats = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.uint64]
 
 
 def log_softmax(logits: Floats) -> Floats:
@@ -135,17 +138,27 @@ class SharingRunner(FakeRunner):
     ) -> None:
         super().__init__(vocab_size, context_length, poison)
         self.slots = None
-        # (block, place) -> states before and after its token
-        self.cells: dict[tuple[int, int], tuple[int, int]] = {}
+        # Three numbers of eight bytes for each token
+        self.block_bytes = 24 * self.tokens_per_block
+        # By block and place: whether it was written, and the states before and after its token
+        self.cells: dict[int, Numbers] = defaultdict(self._empty_block)
+
+    def _empty_block(self) -> Numbers:
+        return np.zeros((self.tokens_per_block, 3), np.uint64)
+
+    def block(self, number: int) -> Any:
+        """What a block holds, as bytes."""
+        return self.cells[number].reshape(-1).view(np.uint8)
+
+    def adapter(self, number: int) -> Any:
+        """There is none."""
+        raise KeyError(number)
 
     def forward(self, plan: Plan) -> Floats:
         self.plans.append(plan)
         for source, block in plan.copies:
             assert source != block
-            for place in range(self.tokens_per_block):
-                self.cells.pop((block, place), None)
-                if (source, place) in self.cells:
-                    self.cells[block, place] = self.cells[source, place]
+            self.cells[block][:] = self.cells[source]
 
         written_cells: set[tuple[int, int]] = set()
         for chunk in plan.chunks:
@@ -159,19 +172,25 @@ class SharingRunner(FakeRunner):
     def _cell(self, chunk: Chunk, position: int) -> tuple[int, int]:
         return chunk.table[position // self.tokens_per_block], position % self.tokens_per_block
 
+    def _states(self, cell: tuple[int, int]) -> tuple[int, int]:
+        block, place = cell
+        is_written, before, after = self.cells[block][place].tolist()
+        assert is_written, "reads keys that nobody wrote"
+        return before, after
+
     def _write(self, chunk: Chunk, written: set[tuple[int, int]]) -> None:
         state = 0
         if chunk.start:
-            cell = self._cell(chunk, chunk.start - 1)
-            assert cell in self.cells, "reads keys that nobody wrote"
-            state = self.cells[cell][1]
+            _, state = self._states(self._cell(chunk, chunk.start - 1))
 
         for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
             cell = self._cell(chunk, position)
             assert cell not in written, "two sequences write to one place"
             written.add(cell)
-            self.cells[cell] = state, _next_state(state, token_id)
-            state = self.cells[cell][1]
+            block, place = cell
+            next_state = _next_state(state, token_id)
+            self.cells[block][place] = True, state, next_state
+            state = next_state
 
     def _read(self, chunk: Chunk) -> list[tuple[int, int]]:
         """State and token of each wanted position, after a look at every key that the chunk attends
@@ -180,9 +199,7 @@ class SharingRunner(FakeRunner):
         state = 0
         states = []
         for position in range(chunk.end):
-            cell = self._cell(chunk, position)
-            assert cell in self.cells, "reads keys that nobody wrote"
-            before, after = self.cells[cell]
+            before, after = self._states(self._cell(chunk, position))
             assert before == state, "reads keys of other tokens"
             state = after
             states.append(state)

@@ -133,7 +133,15 @@ HANDLER = Handler(
         "option.max_rolling_batch_size": MAX_NUM_SEQUENCES,
         "option.max_rolling_batch_prefill_tokens": MAX_PREFILL_TOKENS,
     },
-    uses=frozenset({"option.max_step_ms", "option.speculative", "option.kv_events_config"}),
+    uses=frozenset(
+        (
+            "option.max_step_ms",
+            "option.speculative",
+            "option.kv_events_config",
+            "option.prefix_cache_dir",
+            "option.max_prefix_cache_disk",
+        )
+    ),
     unused=dict.fromkeys(ENGINE_KEYS.keys() - OWN_KEYS, "")
     | dict.fromkeys(DRAFT_KEYS, "option.speculative=ngram guesses without a second model"),
     demo=Path(__file__).parent / "demo",

@@ -24,7 +24,7 @@ from handlers.lmi_dist.about import MAX_PREFILL_TOKENS, own_options
 from handlers.lmi_dist.captured import take_draws, take_prompt
 from handlers.lmi_dist.guides import Guides
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.loading import describe, in_files, load_runner
+from handlers.lmi_dist.loading import Model, describe, in_files, load_runner
 from handlers.lmi_dist.lora_adapters import LoraAdapters
 from handlers.lmi_dist.memory import MemoryWatch
 from handlers.lmi_dist.native.library import num_threads
@@ -32,7 +32,7 @@ from handlers.lmi_dist.native.wishes import Floats
 from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.plan import num_tokens_of
 from handlers.lmi_dist.post_processors import new_post_processors
-from handlers.lmi_dist.runner import Runner
+from handlers.lmi_dist.runner import Limits, Runner
 from handlers.lmi_dist.sampler import Draw, Sampler, advance_beams, append_draws, note_prompt
 from handlers.lmi_dist.scheduler import Batch, Scheduler
 from handlers.lmi_dist.sequence import EmbeddedSequence
@@ -51,6 +51,7 @@ from lmi.settings.config import EngineConfig
 
 if TYPE_CHECKING:
     from handlers.lmi_dist.cache_events import CacheEvents
+    from handlers.lmi_dist.stored_prefixes import StoredPrefixes
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         processors = new_post_processors(settings, options, model)
         with in_files(model, json_config_str) as source:
             self._runner, limits = load_runner(source, options, progress)
+            reuses_prefixes = settings.kv_cache_config.enable_block_reuse
+            self._stored = self._open_stored(source, options, limits, reuses_prefixes)
 
         self._lora: LoraAdapters | None = None
         if self._runner.adapters is not None:
@@ -99,8 +102,9 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             limits.num_all_slots,
             self._runner.tokens_per_block,
             slots=self._runner.slots,
-            reuses_prefixes=settings.kv_cache_config.enable_block_reuse,
+            reuses_prefixes=reuses_prefixes,
             events=self._events,
+            stored=self._stored,
         )
         max_prefill_tokens = options.max_prefill_tokens or MAX_PREFILL_TOKENS
         max_step_s = None if options.max_step_ms is None else options.max_step_ms / 1000
@@ -160,6 +164,37 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
         name_of = _no_name if self._lora is None else self._lora.name_of
         return new_events(options.kv_events_config, options.num_engines, name_of)
+
+    def _open_stored(
+        self, model: Model, options: EngineConfig, limits: Limits, reuses_prefixes: bool
+    ) -> StoredPrefixes | None:
+        """Return what keeps prompts on disk, where an option wants it and they are cached at all.
+
+        Raises BadConfiguration.
+        """
+        if options.prefix_cache_dir is None:
+            return None
+
+        if not reuses_prefixes:
+            log.warning(
+                "option.prefix_cache_dir has no effect: option.enable_prefix_caching is off"
+            )
+            return None
+
+        from handlers.lmi_dist.native_runner import NativeRunner
+        from handlers.lmi_dist.stored_prefixes import open_prefixes
+
+        if not isinstance(self._runner, NativeRunner) or not isinstance(model, str | os.PathLike):
+            log.warning(
+                "option.prefix_cache_dir has no effect: with kernels of %s prompts share no blocks",
+                self._runner.kernels,
+            )
+            return None
+
+        runner = self._runner
+        return open_prefixes(
+            options, os.fspath(model), limits.max_length, runner.library.path, runner.memory
+        )
 
     # One step.
 
@@ -430,7 +465,10 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         if self._events is not None:
             self._events.close()
 
-        del self._runner, self._sampler, self._scheduler, self._cache
+        if self._stored is not None:
+            self._stored.close()
+
+        del self._runner, self._sampler, self._scheduler, self._cache, self._stored
         # Other threads may still ask for it.
         self._lora = None
 

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from handlers.lmi_dist.cached_blocks import Match, Parent, PrefixTree, Root, num_equal
+from handlers.lmi_dist.cached_blocks import Match, Parent, PrefixTree, Root, Tokens, num_equal
 from handlers.lmi_dist.idle_blocks import IdleBlocks, Retention
 
 if TYPE_CHECKING:
     from handlers.lmi_dist.cache_events import CacheEvents
+    from handlers.lmi_dist.stored_prefixes import StoredPrefixes
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class KvCache:
         slots: Slots | None = None,
         reuses_prefixes: bool = False,
         events: CacheEvents | None = None,
+        stored: StoredPrefixes | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_blocks = num_blocks
@@ -94,8 +96,12 @@ class KvCache:
         self._copies: dict[int, tuple[int, int]] = {}
         self._tree = PrefixTree(tokens_per_block)
         self._slots = slots
+        self._stored = stored
         # They are told of full blocks that come into the tree and leave it.
-        self._events = events
+        self._watchers: list[CacheEvents | StoredPrefixes] = []
+        for watcher in (events, stored):
+            if watcher is not None:
+                self._watchers.append(watcher)
 
     @property
     def has_free_slot(self) -> bool:
@@ -238,6 +244,49 @@ class KvCache:
 
         return self._tree.find(root, token_ids, end)
 
+    def restore(
+        self, root: Root, token_ids: list[int], end: int, *, may_go_on: Callable[[], bool]
+    ) -> bool:
+        """Bring the blocks back that the disk has of `token_ids[:end]` behind those of the tree.
+
+        They are idle then. Returns False if more would follow but `may_go_on`, which is asked
+        after each block, says no.
+        """
+        stored = self._stored
+        if stored is None or not self.reuses_prefixes:
+            return True
+
+        size = self.tokens_per_block
+        blocks = self._tree.find(root, token_ids, end).blocks
+        # None of them may be evicted for those that follow.
+        for block in blocks:
+            self._hold(block)
+
+        is_whole = True
+        while (len(blocks) + 1) * size <= end and self.num_free_blocks > 0:
+            start = len(blocks) * size
+            tokens = tuple(token_ids[start : start + size])
+            parent = blocks[-1] if blocks else None
+            if not stored.has(root, parent, tokens):
+                break
+
+            block = self._take()
+            if not stored.read(root, parent, tokens, block):
+                self._release(block)
+                break
+
+            self._tree.insert(root if parent is None else parent, tokens, block)
+            self._tell(root, parent, tokens, block)
+            blocks.append(block)
+            if not may_go_on():
+                is_whole = False
+                break
+
+        for block in reversed(blocks):
+            self._release(block)
+
+        return is_whole
+
     def share(self, slot: int, blocks: SequenceOf[int]) -> None:
         """Begin the table with these full blocks.
 
@@ -333,8 +382,8 @@ class KvCache:
                 self._hold(block)
                 self._release(table[index])
                 table[index] = block
-            elif self._events is not None:
-                self._events.store(root, previous, tokens, block)
+            else:
+                self._tell(root, previous, tokens, block)
 
         holding.num_stored = max(holding.num_stored, num_full)
         if self.num_blocks_for(num_shared) < self.num_blocks_for(num_tokens):
@@ -396,10 +445,15 @@ class KvCache:
 
     def _remove(self, block: int) -> Parent:
         """Take a block out of the tree. Returns what it lay below."""
-        if self._events is not None:
-            self._events.remove(block)
+        for watcher in self._watchers:
+            watcher.remove(block)
 
         return self._tree.remove(block)
+
+    def _tell(self, root: Root, parent: int | None, tokens: Tokens, block: int) -> None:
+        """Tell that the tree has a full block below its parent, or as the first one."""
+        for watcher in self._watchers:
+            watcher.store(root, parent, tokens, block)
 
     def _unused(self) -> int:
         """A block with memory that nobody uses: one that holds nothing, or else the first to be

@@ -65,6 +65,7 @@ class NativeRunner:
             library, self.program, limits.num_cache_tokens // TOKENS_PER_BLOCK, num_threads()
         )
         self.memory = self._model
+        self.library = library
         # The number of rows of the last step.
         self._num_wanted = 0
         self.adapters = None

@@ -11,6 +11,7 @@ Express ones that decode also get short steps without the others, for a part of 
 full batch may take many times as long.
 """
 
+import time
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence as SequenceOf
 from contextlib import suppress
@@ -36,6 +37,8 @@ MIN_COPIED_TOKENS = 4
 SHORT_STEPS_SHARE = 0.25
 # The most time of short steps in a row, so that no stream has a long gap.
 MAX_SHORT_STEPS_S = 0.1
+# The time that prompts take to come back from disk in a step beside running sequences.
+MAX_RESTORE_S = 0.02
 
 
 @dataclass(slots=True)
@@ -333,6 +336,7 @@ class Scheduler:
     def _preempt(self, sequence: EmbeddedSequence) -> None:
         self.remove(sequence)
         sequence.restart()
+        sequence.is_restored = False
         # Its age puts it before all sequences that came later.
         self.add(sequence)
 
@@ -396,6 +400,7 @@ class Scheduler:
         because they use none of the budget.
         """
         self._admit_followers()
+        restore_end_s = time.monotonic() + MAX_RESTORE_S
         leaders = [row for row in self.running if row.is_prefilling and not _follows(row)]
         for sequence in leaders:
             yield sequence, self._match(sequence)
@@ -403,6 +408,9 @@ class Scheduler:
         while self.waiting and self.cache.has_free_slot and not _follows(self.waiting[0]):
             sequence = self.waiting[0]
             if self.beam_width not in (None, sequence.width):
+                return
+
+            if not self._restore(sequence, restore_end_s):
                 return
 
             match = self._match(sequence)
@@ -521,6 +529,22 @@ class Scheduler:
             return Match(match.blocks)
 
         return match
+
+    def _restore(self, sequence: EmbeddedSequence, end_s: float) -> bool:
+        """Bring back what the disk has of a prompt behind what the cache has.
+
+        Beside others it ends at `end_s` of the monotonic clock, and returns False if more follows.
+        """
+        if sequence.is_restored or not sequence.can_reuse:
+            return True
+
+        def may_go_on() -> bool:
+            return not self.running or time.monotonic() < end_s
+
+        sequence.is_restored = self.cache.restore(
+            _root(sequence), sequence.token_ids, sequence.num_prefill - 1, may_go_on=may_go_on
+        )
+        return sequence.is_restored
 
     def _reuse(self, sequence: EmbeddedSequence, num_tokens: int) -> None:
         """Note that the first `num_tokens` of a sequence need not be computed.

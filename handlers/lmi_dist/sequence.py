@@ -35,6 +35,8 @@ class EmbeddedSequence(Sequence):
     guide: Guide | None = None
     # Set where the sequence runs and has beams, and for each of its rows.
     beam_state: BeamRows | None = None
+    # Whether the cache has what the disk had of its prompt.
+    is_restored: bool = False
     # The embedding of the prompt so far, where the request wants one.
     pooled: Array | None = None
 

@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from lmi.settings.kinds import (
     ABSOLUTE_PATH,
     NAME,
+    SIZE,
     TEXT,
     Kind,
     choice,
@@ -491,3 +492,17 @@ class AbilitiesConfig:
     )
     """engines tell routers over ZeroMQ which prompts they have cached, as in
     {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}"""
+    prefix_cache_dir: str | None = option(
+        None,
+        ABSOLUTE_PATH,
+        is_for_operator=True,
+        grants="files in any folder of this machine",
+        otherwise="cached prompts end with the engine",
+    )
+    """folder in which cached keys and values of prompts outlive the engine; nothing: they end with
+    it
+    """
+    max_prefix_cache_disk: int = option(
+        8 << 30, SIZE, otherwise="nothing of prompts is kept on disk"
+    )
+    """most bytes of option.prefix_cache_dir, for all models that share it, as in 20g"""

@@ -31,6 +31,8 @@ TASKS = (
 # A task of engines that read images.
 OF_IMAGES = "image-text-to-text"
 TASK = "option.task"
+PREFIX_CACHE_DIR = "option.prefix_cache_dir"
+PREFIX_CACHE_SCOPE = "option.prefix_cache_scope"
 QUANTIZE = "option.quantize"
 NEURON = "Neuron devices are not served here"
 # Engines that option.rolling_batch can name in the reference and that have no handler here.
@@ -287,6 +289,13 @@ def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None
         )
 
     return min(fit, high or fit)
+
+
+def check_stored_prompts(resolution: Resolution) -> None:
+    """Refuse a folder for cached prompts where no request may find those of another."""
+    values = resolution.values
+    if values.final(PREFIX_CACHE_SCOPE) == "request" and values.given(PREFIX_CACHE_DIR):
+        values.refuse(PREFIX_CACHE_DIR, f"none beside {PREFIX_CACHE_SCOPE}=request")
 
 
 def check_task(resolution: Resolution) -> None:

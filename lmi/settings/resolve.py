@@ -282,6 +282,7 @@ STEPS_OF_ONE_MODEL = (
         writes=(TENSOR, "num_engines", "device_ids"),
     ),
     SettingsStep(engine_choice.check_task, reads=("chosen_engine",)),
+    SettingsStep(engine_choice.check_stored_prompts),
     SettingsStep(ports.choose_ports, reads=("chosen_engine", "num_engines"), writes=("ports",)),
     SettingsStep(other_names.settle_forms, writes=(TOOL_CALLS, REASONING)),
     *SERVER_STEPS,

@@ -282,6 +282,19 @@ def test_drafts_of_the_embedded_engine_on_vllm_are_refused_with_its_own_option(
     )
 
 
+def test_a_folder_for_prompts_is_refused_where_no_request_may_find_those_of_another(
+    folder: Path,
+) -> None:
+    stored = "option.rolling_batch=lmi-dist\noption.prefix_cache_dir=/var/lib/prompts"
+    assert settle(folder, stored).config.engine.prefix_cache_dir == "/var/lib/prompts"
+
+    (fault,) = faults(folder, f"{stored}\noption.prefix_cache_scope=request")
+    assert fault == (
+        "option.prefix_cache_dir='/var/lib/prompts' (serving.properties:2): "
+        "allowed is none beside option.prefix_cache_scope=request"
+    )
+
+
 def test_a_draft_model_on_the_embedded_engine_is_told_what_needs_none(folder: Path) -> None:
     (warning,) = settle(
         folder, "option.rolling_batch=lmi-dist\noption.speculative_draft_model=small"

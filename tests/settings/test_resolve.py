@@ -294,6 +294,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "option.otlp_traces_endpoint": "http://localhost:4318/v1/traces",
         "option.speculative": "ngram",
         "option.prefix_cache_scope": "request",
+        "option.prefix_cache_dir": "/var/lib/prompts",
         "option.additional_outputs": "logits;hidden_states.3:context",
         "option.logits_post_processors": "processors.py",
     }

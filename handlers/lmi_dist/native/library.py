@@ -84,6 +84,7 @@ class Library:
         functions.lmi_error.restype = c_char_p
 
         self.functions = functions
+        self.path = path
         self.kind = kind
         self._arena = Arena()
 

@@ -193,16 +193,23 @@ class NativeModel:
         records = (SiteRecord * self._program.num_sites)(*sites)
         self._adapters[number] = _UsableAdapter(records, adapter)
 
+    def adapter(self, number: int) -> Adapter[Panels]:
+        """Return an adapter that was put. Raises KeyError."""
+        return self._adapters[number].adapter
+
     def drop_adapter(self, number: int) -> None:
         """Forget an adapter, if there is one of this number."""
         self._adapters.pop(number, None)
+
+    def block(self, number: int) -> Array:
+        """Return the keys and values of a block as bytes, (block_bytes,), not copied."""
+        return self.pool[number * self.block_bytes : (number + 1) * self.block_bytes]
 
     def copy(self, from_block: int, to_block: int) -> None:
         """Copy the keys and values of a whole block, on this thread: to wake others for it would
         take longer.
         """
-        blocks = self.pool.reshape(-1, self.block_bytes)
-        blocks[to_block] = blocks[from_block]
+        self.block(to_block)[:] = self.block(from_block)
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """Give the memory of blocks back to the system, but for the pages that they share with

@@ -10,14 +10,17 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from handlers.base.token_sequence import sequences_of
+from handlers.lmi_dist.block_files import BlockFiles
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.scheduler import Batch, Scheduler
 from handlers.lmi_dist.sequence import EmbeddedSequence
+from handlers.lmi_dist.stored_prefixes import StoredPrefixes
 from lmi.executor import (
     FinishReason,
     KvCacheRetentionConfig,
@@ -46,11 +49,23 @@ class Engine:
         max_prefill_tokens: int = 1000,
         *,
         reuses_prefixes: bool = True,
+        disk: Path | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = SharingRunner(vocab_size=500)
+        stored: StoredPrefixes | None = None
+        if disk is not None:
+            files = BlockFiles(str(disk), bytes(32), 1 << 30)
+            stored = StoredPrefixes(files, self.runner)
+
+        self.stored = stored
         self.cache = KvCache(
-            num_blocks, num_slots, SIZE, reuses_prefixes=reuses_prefixes, now_s=now_s
+            num_blocks,
+            num_slots,
+            SIZE,
+            reuses_prefixes=reuses_prefixes,
+            stored=stored,
+            now_s=now_s,
         )
         self.scheduler = Scheduler(self.cache, SteadyPace(max_prefill_tokens))
         self.num_requests = 0
@@ -470,20 +485,43 @@ def alone(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
     return token_ids
 
 
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the blocks that all examples share."""
+    return tmp_path_factory.mktemp("prefixes")
+
+
 @settings(max_examples=60, deadline=None)
 # A leader that shares makes room for a sibling within the step
-@example(1201727289, 15, 5, 116, True)
+@example(1201727289, 15, 5, 116, True, False)
 @given(
-    st.integers(0, 2**32), st.integers(9, 40), st.integers(1, 6), st.integers(1, 120), st.booleans()
+    st.integers(0, 2**32),
+    st.integers(9, 40),
+    st.integers(1, 6),
+    st.integers(1, 120),
+    st.booleans(),
+    st.booleans(),
 )
 def test_no_answer_depends_on_what_was_reused(
-    seed: int, num_blocks: int, num_slots: int, max_prefill_tokens: int, reuses_prefixes: bool
+    disk: Path,
+    seed: int,
+    num_blocks: int,
+    num_slots: int,
+    max_prefill_tokens: int,
+    reuses_prefixes: bool,
+    has_disk: bool,
 ) -> None:
     """Prompts from few beginnings, priorities, siblings, cancels, failures and repeated steps, with
-    a small cache.
+    a small cache, and a disk that keeps what other examples have computed.
     """
     draw = random.Random(seed)
-    engine = Engine(num_blocks, num_slots, max_prefill_tokens, reuses_prefixes=reuses_prefixes)
+    engine = Engine(
+        num_blocks,
+        num_slots,
+        max_prefill_tokens,
+        reuses_prefixes=reuses_prefixes,
+        disk=disk if has_disk else None,
+    )
     stems = [tuple(draw.choices(range(5), k=draw.choice([10, 16, 40, 64]))) for _ in range(3)]
     added: list[EmbeddedSequence] = []
     for _ in range(draw.randint(10, 60)):
@@ -522,6 +560,8 @@ def test_no_answer_depends_on_what_was_reused(
             )
 
     engine.evict_all()
+    if engine.stored is not None:
+        engine.stored.close()
 
 
 def end(engine: Engine, sequence: EmbeddedSequence, *, fails: bool) -> None:
