@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from handlers.guides.ebnf import read_grammar
-from handlers.guides.json_schemas import ANY_OBJECT, read_schema
+from handlers.guides.json_schemas.keywords import ANY_OBJECT
+from handlers.guides.json_schemas.reader import read_schema
 from handlers.guides.lark import lark_of_ebnf, rust_regex
 from handlers.guides.lark_grammars import check_lark, is_lark
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType

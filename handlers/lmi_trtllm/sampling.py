@@ -18,7 +18,7 @@ from torch import Tensor
 from handlers.base.captured import LOGITS
 from handlers.base.sequence import Sequence
 from handlers.driven.outputs import ending_tokens
-from handlers.guides.json_schemas import ANY_OBJECT
+from handlers.guides.json_schemas.keywords import ANY_OBJECT
 from handlers.guides.lark_grammars import is_lark
 from handlers.lmi_trtllm.about import CPP_SAMPLER, Profile
 from handlers.lmi_trtllm.processors import BadWords, PostProcessor

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from handlers.guides.json_schemas import ANY_OBJECT
+from handlers.guides.json_schemas.keywords import ANY_OBJECT
 from handlers.lmi_vllm import process_setup
 from lmi.executor import GuidedDecodingParams, GuideType
 

@@ -21,7 +21,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from handlers.guides.json_schemas import read_schema
+from handlers.guides.json_schemas.reader import read_schema
 from lmi.executor import GuideType
 from tests.handlers.guides.walks import accepts, matcher, matcher_of_schema, walk
 

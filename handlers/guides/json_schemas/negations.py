@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from handlers.guides.disjoint_schemas import (
+from handlers.guides.json_schemas.disjoint import (
     KINDS,
     TYPES,
     Resolve,
@@ -14,8 +14,8 @@ from handlers.guides.disjoint_schemas import (
     listed_values,
     plain,
 )
+from handlers.guides.json_schemas.subschema import Schema
 
-Schema = dict[str, Any]
 Schemas = list[Schema]
 
 # So many steps may the whole of a client's schema take.
@@ -37,6 +37,8 @@ class Negations:
     def __init__(self, resolve: Resolve) -> None:
         self._resolve = resolve
         self._num_steps = 0
+        # By its keyword, what makes the negations of a rule: of the schema that has it, within the
+        # context, at a level.
         self._rules: dict[str, Callable[[Schema, Schema, int], Iterable[Schema]]] = {
             "type": _of_type,
             "enum": _of_values,
@@ -66,7 +68,7 @@ class Negations:
         }
 
     def of(self, schema: object, context: Schema, level: int = 0) -> Schemas:
-        """Schemas of values that do not fit the given one. They may leave out some of those values,
+        """Schemas of values that do not fit `schema`. They may leave out some of those values,
         perhaps all.
 
         `context` is a schema that the values fit anyway: what no such value fits is left out.
@@ -223,11 +225,7 @@ def _of_values(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
     for part in conjuncts(context, _of_nothing):
         possible = listed_values(part)
         if possible is not None:
-            left_out = {json.dumps(plain(value), sort_keys=True) for value in values}
-            other_values = [json.loads(text) for text in sorted(possible - left_out)]
-            if other_values:
-                yield {"enum": other_values}
-
+            yield from _other_listed_values(values, possible)
             return
 
     kinds = {KINDS.get(type(value), "null") for value in values}
@@ -249,6 +247,14 @@ def _of_values(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
     if "array" in kinds:
         longest = max(len(value) for value in values if isinstance(value, list))
         yield {"type": "array", "minItems": 1 + longest}
+
+
+def _other_listed_values(values: Iterable[object], possible: set[str]) -> Iterator[Schema]:
+    """Those of the possible values, as JSON, that are none of some."""
+    left_out = {json.dumps(plain(value), sort_keys=True) for value in values}
+    other_values = [json.loads(text) for text in sorted(possible - left_out)]
+    if other_values:
+        yield {"enum": other_values}
 
 
 def _other_strings(values: Iterable[str]) -> Iterator[Schema]:

@@ -1,11 +1,11 @@
-"""Rules of arrays that look at several items at once, written as rules of each item."""
+"""`uniqueItems`, written as a list of arrays or as rules of each item."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, islice, permutations
 from typing import Any
 
-from handlers.guides.disjoint_schemas import (
+from handlers.guides.json_schemas.disjoint import (
     KINDS,
     Resolve,
     are_disjoint,
@@ -13,16 +13,48 @@ from handlers.guides.disjoint_schemas import (
     listed_values,
     plain,
 )
+from handlers.guides.json_schemas.subschema import Schema
 
-Schema = dict[str, Any]
 Orders = Callable[[Sequence[Any], int], Iterable[tuple[Any, ...]]]
 
 # So many arrays are listed at most.
 MAX_LISTED = 256
-# So many items may have to fit `contains`.
-MAX_CONTAINED = 16
-# So many items may stand before the first of them.
-MAX_BEFORE = 8
+# The keywords that say something of a value and do not list it.
+RULES_OF_VALUES = frozenset(
+    {
+        "additionalProperties",
+        "anyOf",
+        "contains",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "format",
+        "if",
+        "items",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "maximum",
+        "minItems",
+        "minLength",
+        "minProperties",
+        "minimum",
+        "multipleOf",
+        "not",
+        "oneOf",
+        "pattern",
+        "patternProperties",
+        "prefixItems",
+        "properties",
+        "propertyNames",
+        "required",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "uniqueItems",
+    }
+)
 
 
 def with_unique_items(
@@ -61,33 +93,6 @@ def are_unique(value: object) -> bool:
 
     texts = [json.dumps(plain(entry), sort_keys=True) for entry in value]
     return len(set(texts)) == len(texts)
-
-
-def containing(
-    schema: object, other_schema: Schema | None, least: int, most: int | None
-) -> list[Schema]:
-    """Arrays in which `least` to `most` items fit `schema`; they may leave out other arrays.
-
-    `other_schema` is one of items that do not fit, or None if none is known. Raises ValueError for
-    large numbers.
-    """
-    if max(least, most or 0) > MAX_CONTAINED:
-        raise ValueError(f"contains with more than {MAX_CONTAINED} items")
-
-    if most is None:
-        num_places = MAX_BEFORE if least == 1 else 1
-        arrays: list[Schema] = []
-        for place in range(num_places):
-            items = [*[True] * place, *[schema] * least]
-            arrays.append({"type": "array", "minItems": len(items), "prefixItems": items})
-
-        return arrays
-
-    if least > most:
-        return []
-
-    array: Schema = {"type": "array", "minItems": least, "prefixItems": [schema] * most}
-    return [{**array, "items": False if other_schema is None else other_schema}]
 
 
 def _all_values(schema: object, resolve: Resolve) -> list[Any] | None:
@@ -152,40 +157,3 @@ def _some(choose: Orders, values: Sequence[Any], least: int, most: int) -> list[
         arrays += map(list, islice(choose(values, length), num_missing))
 
     return arrays
-
-
-RULES_OF_VALUES = frozenset(
-    {
-        "additionalProperties",
-        "anyOf",
-        "contains",
-        "dependencies",
-        "dependentRequired",
-        "dependentSchemas",
-        "exclusiveMaximum",
-        "exclusiveMinimum",
-        "format",
-        "if",
-        "items",
-        "maxItems",
-        "maxLength",
-        "maxProperties",
-        "maximum",
-        "minItems",
-        "minLength",
-        "minProperties",
-        "minimum",
-        "multipleOf",
-        "not",
-        "oneOf",
-        "pattern",
-        "patternProperties",
-        "prefixItems",
-        "properties",
-        "propertyNames",
-        "required",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-        "uniqueItems",
-    }
-)

@@ -1,0 +1,47 @@
+"""The values that a schema lists, and what an answer is able to write."""
+
+import re
+
+from handlers.guides.json_schemas.fault import SchemaFault
+from handlers.guides.json_schemas.subschema import Schema
+from lmi.errors import shorten
+
+# A larger integer is rounded.
+MAX_INTEGER = 2**53
+# What a string of an answer never has.
+CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
+
+
+def values_of(keywords: Schema) -> Schema:
+    """`enum` and `const`, checked."""
+    for value in [*keywords.get("enum", ()), keywords.get("const")]:
+        check_value(value)
+
+    return {name: keywords[name] for name in ("enum", "const") if name in keywords}
+
+
+def check_value(value: object) -> None:
+    """Check what an answer must be able to write, with all that is in it."""
+    if isinstance(value, str) and CONTROL.search(value):
+        raise SchemaFault(f"the control character in {shorten(value)}")
+
+    # The condition holds of NaN too.
+    if isinstance(value, int | float) and not abs(value) <= MAX_INTEGER:
+        raise SchemaFault(f"the number {shorten(value)}, larger than {MAX_INTEGER},")
+
+    if isinstance(value, list):
+        for entry in value:
+            check_value(entry)
+
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            check_value(name)
+            check_value(entry)
+
+
+def names_in(value: object, keyword: str) -> list[str]:
+    """The names that `keyword` lists, each once."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise SchemaFault(f"{keyword} of a wrong type")
+
+    return list(dict.fromkeys(value))
