@@ -277,7 +277,7 @@ def _new_template(vocabulary: Vocabulary, text: str) -> LLMatcher:
     """What the copies of a guide share. With its first mask it knows what each of them
     needs first.
     """
-    from handlers.guides.text import new_matcher
+    from handlers.guides.matcher import new_matcher
 
     def make() -> LLMatcher:
         # The process has made it too, within its limits.

@@ -10,11 +10,18 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from handlers.guides.char_ranges import (
+    LAST,
+    SURROGATES,
+    Ranges,
+    joined,
+    negated,
+    without_surrogates,
+)
+from handlers.guides.grammar import Chars, Either, Joined, Node, Ref, Repeat
+
 MAX_NODES = 50_000
 MAX_LEVELS = 100
-# The last character of Unicode.
-LAST = 0x10FFFF
-SURROGATES = (0xD800, 0xDFFF)
 TOKEN = re.compile(
     r"""(?P<space>(?:\s|\#[^\n]*)+) | (?P<name>[A-Za-z_][\w.-]*) | (?P<define>::=)
     | (?P<text>"(?:\\.|[^"\\\n])*")
@@ -37,42 +44,12 @@ ESCAPED = {
 }
 COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
-Ranges = tuple[tuple[int, int], ...]
 
-
-class Chars(NamedTuple):
-    """One character of these ranges."""
-
-    ranges: Ranges
-
-
-class Ref(NamedTuple):
-    """What the rule of this name allows."""
-
-    name: str
-
-
-class Repeat(NamedTuple):
-    """A part, at least and at most so many times. `most` is None without a limit."""
-
-    part: Node
-    least: int
-    most: int | None
-
-
-class Joined(NamedTuple):
-    """Parts, one behind the other."""
-
-    parts: tuple[Node, ...]
-
-
-class Either(NamedTuple):
-    """One of the parts."""
-
-    parts: tuple[Node, ...]
-
-
-Node = Chars | Ref | Repeat | Joined | Either
+class _Token(NamedTuple):
+    # The name of its group in TOKEN, or "end".
+    kind: str
+    text: str
+    offset: int
 
 
 def read_grammar(text: str) -> dict[str, Node]:
@@ -83,7 +60,7 @@ def read_grammar(text: str) -> dict[str, Node]:
 class _GrammarReader:
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens: list[tuple[str, str, int]] = []
+        self._tokens: list[_Token] = []
         # The names of rules, and where each is used first.
         self._used = {"root": 0}
         self._num_nodes = 0
@@ -96,11 +73,11 @@ class _GrammarReader:
                 raise self._fault(offset, f"{text[offset]} is not known")
 
             if match.lastgroup != "space":
-                self._tokens.append((str(match.lastgroup), match.group(), offset))
+                self._tokens.append(_Token(str(match.lastgroup), match.group(), offset))
 
             offset = match.end()
 
-        self._tokens += [("end", "the end", len(text))] * 2
+        self._tokens += [_Token("end", "the end", len(text))] * 2
         self._next = -1
         self._go_on()
 
@@ -152,8 +129,7 @@ class _GrammarReader:
     def _begins_part(self) -> bool:
         if self._kind == "name":
             # Else the next rule begins with it.
-            next_kind, _, _ = self._tokens[self._next + 1]
-            return next_kind != "define"
+            return self._tokens[self._next + 1].kind != "define"
 
         return self._kind in ("text", "chars") or self._token in ("(", ".")
 
@@ -279,44 +255,3 @@ def _numbers(count: str) -> tuple[int, int | None]:
         return int(least), None
 
     return int(least), int(most)
-
-
-def joined(ranges: list[tuple[int, int]]) -> Ranges:
-    """Ranges in their order, none of which touch."""
-    apart: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if apart and low <= apart[-1][1] + 1:
-            last_low, last_high = apart[-1]
-            apart[-1] = (last_low, max(last_high, high))
-        else:
-            apart.append((low, high))
-
-    return tuple(apart)
-
-
-def negated(ranges: Ranges) -> Ranges:
-    """Return all characters that are in none of the ranges, which are sorted and apart."""
-    gaps: list[tuple[int, int]] = []
-    begin = 0
-    for low, high in ranges:
-        if begin < low:
-            gaps.append((begin, low - 1))
-
-        begin = high + 1
-
-    if begin <= LAST:
-        gaps.append((begin, LAST))
-
-    return tuple(gaps)
-
-
-def without_surrogates(ranges: Ranges) -> Ranges:
-    """They are no characters."""
-    first, last = SURROGATES
-    parts: list[tuple[int, int]] = []
-    for low, high in ranges:
-        below = (low, min(high, first - 1))
-        above = (max(low, last + 1), high)
-        parts += [below, above]
-
-    return tuple((low, high) for low, high in parts if low <= high)

@@ -80,7 +80,7 @@ class Vocabulary:
         """`vocab_size` is the width of the logits. No guide allows an id that the config does not
         have.
         """
-        from handlers.guides.text import new_tokenizer
+        from handlers.guides.tokenizer import new_tokenizer
 
         self.size = vocab_size
         end_ids = config.stop_token_ids or ()

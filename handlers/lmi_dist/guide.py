@@ -64,7 +64,7 @@ class Guide:
         """End the request with the error of the matcher, which would look like the end of the
         structure.
         """
-        from handlers.guides.text import reason_of
+        from handlers.guides.matcher import reason_of
 
         self._compiled.is_spent = True
         sequence.fail(f"{RULE}: {reason_of(self._matcher)}", ErrorKind.INVALID, FIELD)

@@ -5,7 +5,7 @@ import re
 from handlers.guides.json_schemas.fault import SchemaFault
 from handlers.guides.json_schemas.subschema import Schema
 from handlers.guides.json_schemas.values import CONTROL
-from handlers.guides.lark import rust_regex
+from handlers.guides.rust_regex import rust_regex
 from lmi.errors import shorten
 
 # The escapes by which a pattern writes a control character.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from handlers.guides.lark import rust_regex
+from handlers.guides.rust_regex import rust_regex
 
 # So many groups of schemas are compared at most.
 MAX_COMPARED = 500

@@ -9,9 +9,11 @@ import time
 import pytest
 from llguidance import LLMatcher
 
-from handlers.guides.ebnf import Chars, Either, Joined, Node, Ref, Repeat, read_grammar
+from handlers.guides.ebnf import read_grammar
+from handlers.guides.grammar import Chars, Either, Joined, Node, Ref, Repeat
 from handlers.guides.lark import lark_of_ebnf
-from handlers.guides.text import new_matcher, new_tokenizer
+from handlers.guides.matcher import new_matcher
+from handlers.guides.tokenizer import new_tokenizer
 from lmi.executor import GuidedDecodingConfig, GuideType
 from tests.handlers.guides.walks import accepts, matcher, tokenizer
 

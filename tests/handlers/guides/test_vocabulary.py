@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.guides.text import new_tokenizer
+from handlers.guides.tokenizer import new_tokenizer
 from handlers.guides.vocabulary import read_config
 from lmi.executor import GuidedDecodingConfig
 

@@ -10,7 +10,9 @@ from functools import cache
 
 from llguidance import LLMatcher, LLTokenizer
 
-from handlers.guides.text import new_matcher, new_tokenizer, reason_of, text_of
+from handlers.guides.matcher import new_matcher, reason_of
+from handlers.guides.text import text_of
+from handlers.guides.tokenizer import new_tokenizer
 from handlers.guides.vocabulary import read_config
 from lmi.executor import GuidedDecodingParams, GuideType
 
