@@ -7,7 +7,7 @@ from handlers.guides.json_schemas.disjoint import Resolve
 from handlers.guides.json_schemas.fault import SchemaFault
 from handlers.guides.json_schemas.keywords import COMBINED
 from handlers.guides.json_schemas.patterns import pattern_of
-from handlers.guides.json_schemas.property_names import Properties, with_property_names
+from handlers.guides.json_schemas.property_names import ObjectProperties, with_property_names
 from handlers.guides.json_schemas.subschema import ReadSchema, Schema, Subschema
 from handlers.guides.json_schemas.unevaluated import schema_of_others
 from handlers.guides.json_schemas.values import check_value, names_in
@@ -50,9 +50,9 @@ class ObjectReader:
 
         self._add_properties(properties, followed, subschema.pointer)
 
-    def _properties_of(self, keywords: Schema) -> Properties:
+    def _properties_of(self, keywords: Schema) -> ObjectProperties:
         explicit = keywords.get("additionalProperties")
-        properties = Properties(
+        properties = ObjectProperties(
             named=keywords.get("properties", {}),
             by_pattern=keywords.get("patternProperties", {}),
             others=schema_of_others(keywords, explicit, "unevaluatedProperties"),
@@ -62,7 +62,7 @@ class ObjectReader:
 
         return properties
 
-    def _add_properties(self, properties: Properties, followed: Schema, pointer: str) -> None:
+    def _add_properties(self, properties: ObjectProperties, followed: Schema, pointer: str) -> None:
         if properties.named:
             followed["properties"] = {
                 name: self._read(schema, f"{pointer}/properties/{name}", is_alone=True)
@@ -107,7 +107,7 @@ def closed(schema: Schema) -> Schema:
     }
 
 
-def _check_properties(properties: Properties, required: list[str]) -> None:
+def _check_properties(properties: ObjectProperties, required: list[str]) -> None:
     for name in (*required, *properties.named):
         check_value(name)
 
@@ -118,7 +118,9 @@ def _check_properties(properties: Properties, required: list[str]) -> None:
         raise SchemaFault(f"patternProperties with more than {MAX_PATTERN_PROPERTIES} names")
 
 
-def _follow_min_properties(followed: Schema, properties: Properties, required: list[str]) -> None:
+def _follow_min_properties(
+    followed: Schema, properties: ObjectProperties, required: list[str]
+) -> None:
     """Leave `minProperties` where llguidance follows it, and say it in other words elsewhere."""
     least = followed.get("minProperties", 0)
     if least <= len(required):

@@ -17,7 +17,7 @@ NAME_RULES = ("pattern", "minLength", "maxLength")
 
 
 @dataclass(frozen=True)
-class Properties:
+class ObjectProperties:
     """The schemas of an object's properties."""
 
     named: Schema
@@ -26,7 +26,9 @@ class Properties:
     others: Any
 
 
-def with_property_names(properties: Properties, keywords: Schema, resolve: Resolve) -> Properties:
+def with_property_names(
+    properties: ObjectProperties, keywords: Schema, resolve: Resolve
+) -> ObjectProperties:
     """The properties of an object with `propertyNames`, where it lists the names, or is a pattern
     or sizes and nothing else is said of properties.
     """
@@ -54,11 +56,11 @@ def with_property_names(properties: Properties, keywords: Schema, resolve: Resol
     if not is_pattern or says_more:
         raise SchemaFault("propertyNames")
 
-    return Properties({}, {_pattern_of_names(names): schema_of_others}, others=False)
+    return ObjectProperties({}, {_pattern_of_names(names): schema_of_others}, others=False)
 
 
-def _only_named(named: Schema) -> Properties:
-    return Properties(named, by_pattern={}, others=False)
+def _only_named(named: Schema) -> ObjectProperties:
+    return ObjectProperties(named, by_pattern={}, others=False)
 
 
 def _listed_names(names: object, resolve: Resolve) -> set[str] | None:
