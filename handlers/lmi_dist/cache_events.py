@@ -6,14 +6,9 @@ A block goes by its hash, which is shown as a number of 64 bits.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from handlers.base.kv_events import (
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    EventPublisher,
-    of_replica,
-    replica_here,
-)
+from handlers.base.kv_events.endpoints import of_replica, replica_here
+from handlers.base.kv_events.events import AllBlocksCleared, BlockRemoved, BlockStored, Change
+from handlers.base.kv_events.publisher import EventPublisher
 from handlers.lmi_dist.block_hashes import digest_of, extra_of
 from handlers.lmi_dist.cached_blocks import Root, Tokens
 from lmi.settings.annexes import KvEventsConfig
@@ -41,7 +36,7 @@ class CacheEvents:
         self._name_of = name_of
         # By block.
         self._blocks: dict[int, _Block] = {}
-        self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
+        self._events: list[Change] = []
         # Whether something was published.
         self._has_begun = False
 
@@ -49,38 +44,40 @@ class CacheEvents:
         """Note that the tree has a full block below its parent, or as the first one."""
         name = self._name_of(root.adapter) if root.adapter else None
         extra = extra_of(root, name, is_first=parent is None)
-        values = tuple([pair[1] for pair in extra]) or None
-        digest_before: bytes | None = None
-        number_before: int | None = None
-        if parent is not None:
-            digest_before = self._blocks[parent].digest
-            number_before = self._blocks[parent].number
-
+        block_before = None if parent is None else self._blocks[parent]
+        digest_before = None if block_before is None else block_before.digest
         digest = digest_of(digest_before, tokens, extra)
         number = int.from_bytes(digest[-8:], "big")
         self._blocks[block] = _Block(digest, number)
 
-        last = self._events[-1] if self._events else None
-        if isinstance(last, BlockStored) and last.block_hashes[-1] == number_before:
-            last.block_hashes.append(number)
-            last.token_ids += tokens
-            if last.extra_keys is not None:
-                last.extra_keys.append(values)
-
-            return
-
+        # vLLM tells the value behind each name.
+        extra_keys = tuple([values[1] for values in extra]) or None
         event = BlockStored(
             block_hashes=[number],
-            parent_block_hash=number_before,
+            parent_block_hash=None if block_before is None else block_before.number,
             token_ids=list(tokens),
             block_size=len(tokens),
             lora_id=root.adapter or None,
             medium=MEDIUM,
             lora_name=name,
-            extra_keys=None if values is None else [values],
+            extra_keys=None if extra_keys is None else [extra_keys],
             group_idx=0,
         )
-        self._events.append(event)
+        self._note_stored(event)
+
+    def _note_stored(self, event: BlockStored) -> None:
+        """Add an event of one block, to the event before it if that ends with the block's
+        parent.
+        """
+        last = self._events[-1] if self._events else None
+        if not isinstance(last, BlockStored) or last.block_hashes[-1] != event.parent_block_hash:
+            self._events.append(event)
+            return
+
+        last.block_hashes += event.block_hashes
+        last.token_ids += event.token_ids
+        if last.extra_keys is not None:
+            last.extra_keys += event.extra_keys or [None]
 
     def remove(self, block: int) -> None:
         """Note that the tree has forgotten a block. Nothing is told of one that was never full."""

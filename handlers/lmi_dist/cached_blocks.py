@@ -2,7 +2,7 @@
 
 In the tree each block lies below the one before it, so that its place says all tokens from the
 first on. The blocks below one, which is full, are sorted by their tokens: what has most in common
-with given tokens is next to where they would stand. Strangers share only parts of 16 tokens, and
+with some tokens is next to where they would stand. Strangers share only parts of 16 tokens, and
 clients are told of such parts: if single tokens counted, those of a prompt could be guessed one by
 one, by time or by `cached_tokens`.
 """
@@ -48,15 +48,38 @@ Tokens: TypeAlias = tuple[int, ...]
 Parent: TypeAlias = Root | int
 
 
+class ChildBlock(NamedTuple):
+    """A block below another. Children are sorted by their tokens."""
+
+    tokens: Tokens
+    block: int
+
+
+class BlockPlace(NamedTuple):
+    """Where a block lies."""
+
+    parent: Parent
+    tokens: Tokens
+
+
+class Similar(NamedTuple):
+    """A block that begins with `num_equal` of the tokens that were looked for."""
+
+    num_equal: int
+    block: int
+
+
+NOTHING_SIMILAR = Similar(0, -1)
+
+
 class PrefixTree:
     """The cached blocks, each below the one with the tokens before it."""
 
     def __init__(self, tokens_per_block: int) -> None:
         self._tokens_per_block = tokens_per_block
         # The children are sorted, and never empty.
-        self._children: dict[Parent, list[tuple[Tokens, int]]] = {}
-        # The place of each block.
-        self._places: dict[int, tuple[Parent, Tokens]] = {}
+        self._children: dict[Parent, list[ChildBlock]] = {}
+        self._places: dict[int, BlockPlace] = {}
 
     def __contains__(self, block: int) -> bool:
         return block in self._places
@@ -73,29 +96,30 @@ class PrefixTree:
         blocks: list[int] = []
         for start in range(0, end, self._tokens_per_block):
             tokens = tuple(token_ids[start : min(start + self._tokens_per_block, end)])
-            num_found, block = self._closest(parent, tokens)
-            if num_found < self._tokens_per_block:
-                return Match(blocks, block, root.num_shared(num_found))
+            closest = self._closest(parent, tokens)
+            if closest.num_equal < self._tokens_per_block:
+                return Match(blocks, closest.block, root.num_shared(closest.num_equal))
 
-            blocks.append(block)
-            parent = block
+            blocks.append(closest.block)
+            parent = closest.block
 
         return Match(blocks)
 
-    def _closest(self, parent: Parent, tokens: Tokens) -> tuple[int, int]:
-        """How many of the tokens the most similar block below `parent` begins with, and that
-        block.
-        """
+    def _closest(self, parent: Parent, tokens: Tokens) -> Similar:
+        """The block below `parent` that begins with most of the tokens."""
         siblings = self._children.get(parent, [])
         place = bisect_left(siblings, (tokens,))
-        if place < len(siblings) and siblings[place][0] == tokens:
-            return len(tokens), siblings[place][1]
+        if place < len(siblings) and siblings[place].tokens == tokens:
+            return Similar(len(tokens), siblings[place].block)
 
-        similar = [(0, -1)]
-        for tokens_of_block, block in siblings[max(place - 1, 0) : place + 1]:
-            similar.append((num_equal(tokens_of_block, tokens), block))
+        # In their order, those beside the place of the tokens have most in common with them.
+        neighbours = siblings[max(place - 1, 0) : place + 1]
+        closest = NOTHING_SIMILAR
+        for neighbour in neighbours:
+            similar = Similar(num_equal(neighbour.tokens, tokens), neighbour.block)
+            closest = max(closest, similar)
 
-        return max(similar)
+        return closest
 
     def insert(self, parent: Parent, tokens: Tokens, block: int) -> int:
         """Put a block below its parent, which is in the tree.
@@ -110,11 +134,11 @@ class PrefixTree:
 
         siblings = self._children.get(parent, [])
         place = bisect_left(siblings, (tokens,))
-        if place < len(siblings) and siblings[place][0][: len(tokens)] == tokens:
-            return siblings[place][1]
+        if place < len(siblings) and siblings[place].tokens[: len(tokens)] == tokens:
+            return siblings[place].block
 
-        insort(self._children.setdefault(parent, []), (tokens, block))
-        self._places[block] = parent, tokens
+        insort(self._children.setdefault(parent, []), ChildBlock(tokens, block))
+        self._places[block] = BlockPlace(parent, tokens)
         return block
 
     def remove(self, block: int) -> Parent:

@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from handlers.base.cache_budget import default_budget
-from handlers.base.kv_events import of_replica, replica_here
+from handlers.base.kv_events.endpoints import of_replica, replica_here
 from handlers.base.pickles import pickled_files, refusal
 from handlers.driven.arguments import DTYPES, OPTION_OF, boolean, named, tell_unknown
 from handlers.lmi_vllm import process_setup

@@ -18,7 +18,7 @@ from vllm.v1.sample import sampler
 
 from handlers.base.adapter_names import check_names
 from handlers.base.adapters import LoadedAdapter
-from handlers.base.kv_events import replica_here
+from handlers.base.kv_events.endpoints import replica_here
 from handlers.base.stepped import EngineStopped
 from handlers.driven.engine import EngineLoad
 from handlers.driven.outputs import SequenceOutput

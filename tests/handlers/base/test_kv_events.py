@@ -13,7 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from handlers.base.kv_events import LAST, BlockRemoved, EventPublisher, of_replica
+from handlers.base.kv_events.endpoints import of_replica
+from handlers.base.kv_events.events import BlockRemoved
+from handlers.base.kv_events.publisher import EventPublisher
+from handlers.base.kv_events.replay import LAST
 from lmi.errors import BadConfiguration
 from lmi.settings.annexes import KV_EVENTS, KvEventsConfig
 from tests.machine import wait_until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from handlers.base.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from handlers.base.kv_events.events import AllBlocksCleared, BlockRemoved, BlockStored
 from handlers.lmi_dist.block_hashes import digest_of
 from handlers.lmi_dist.cache_events import CacheEvents
 from handlers.lmi_dist.cached_blocks import Root
