@@ -133,6 +133,14 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
     def _wake(self) -> None:
         """Make a `_step` that waits for another process return; called from any thread."""
 
+    @property
+    def _idle_look_s(self) -> float | None:
+        """The time after which `_look_while_idle` is called where no work has come, or None."""
+        return None
+
+    def _look_while_idle(self) -> None:
+        """Do what is due while there is no work."""
+
     def _kind_of(self, error: Exception) -> ErrorKind:
         """The kind of a failed step's error."""
         return ErrorKind.GENERATION
@@ -283,9 +291,12 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is work. Returns False when the executor shuts down."""
-        with self._boundary:
-            self._boundary.wait_for(self._has_work)
-            return not self._is_closing
+        while True:
+            with self._boundary:
+                if self._boundary.wait_for(self._has_work, self._idle_look_s):
+                    return not self._is_closing
+
+            self._look_while_idle()
 
     def _has_work(self) -> bool:
         has_requests = bool(self._live or self._arrived or self._cancelled)

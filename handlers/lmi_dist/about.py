@@ -140,6 +140,7 @@ HANDLER = Handler(
             "option.kv_events_config",
             "option.prefix_cache_dir",
             "option.max_prefix_cache_disk",
+            "option.idle_cache_timeout",
         )
     ),
     unused=dict.fromkeys(ENGINE_KEYS.keys() - OWN_KEYS, "")

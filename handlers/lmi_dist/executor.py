@@ -128,7 +128,9 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         if memory is not None:
             num_rows = limits.num_all_slots + max_prefill_tokens
             step_bytes = memory.step_bytes(num_rows, limits.num_all_slots)
-            self._watch = MemoryWatch(self._cache, memory, step_bytes)
+            self._watch = MemoryWatch(
+                self._cache, memory, step_bytes, idle_timeout_s=options.idle_cache_timeout_s
+            )
 
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
 
@@ -385,6 +387,17 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
     def _wake(self) -> None:
         self._guides.wake()
+
+    @property
+    def _idle_look_s(self) -> float | None:
+        return None if self._watch is None else self._watch.idle_look_s
+
+    def _look_while_idle(self) -> None:
+        if self._watch is not None:
+            self._watch.look_while_idle()
+
+        if self._events is not None:
+            self._events.publish()
 
     @property
     def _active(self) -> SequenceOf[EmbeddedSequence]:

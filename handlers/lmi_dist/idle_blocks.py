@@ -63,6 +63,7 @@ DEFAULT = Retention(DEFAULT_RETENTION_PRIORITY)
 class _Idle:
     # By the time at which the block became idle.
     order: int
+    since_s: float
     priority: int
     # When the priority is the default again.
     end_s: float | None
@@ -70,7 +71,7 @@ class _Idle:
 
 
 class IdleBlocks:
-    """`now_s` is read only if a retention has a duration."""
+    """The idle blocks, and how long those with a retention keep their priority."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -107,10 +108,11 @@ class IdleBlocks:
     def add(self, block: int, *, is_evictable: bool) -> None:
         """Note that nobody uses a block any more. It may be evicted if nothing lies below it."""
         retention = self._retentions.get(block, DEFAULT)
-        idle = _Idle(next(self._orders), retention.priority, None, is_evictable)
+        now_s = self._now_s()
+        idle = _Idle(next(self._orders), now_s, retention.priority, None, is_evictable)
         self._idle[block] = idle
         if retention.duration_s is not None:
-            idle.end_s = self._now_s() + retention.duration_s
+            idle.end_s = now_s + retention.duration_s
             heapq.heappush(self._ends, (idle.end_s, idle.order, block))
 
         if is_evictable:
@@ -131,16 +133,32 @@ class IdleBlocks:
 
     def pop(self) -> int:
         """Evict a block, after the retentions that have ended."""
+        block = self._first()
+        assert block is not None
+        del self._idle[block]
+        self.release(block)
+        return block
+
+    def is_first_older(self, time_s: float) -> bool:
+        """Whether there is a block to evict first, and nobody has used it since a time."""
+        block = self._first()
+        return block is not None and self._idle[block].since_s <= time_s
+
+    def _first(self) -> int | None:
+        """Return the block that is evicted first, if one may be."""
         if self._ends:
             self._end_retentions(self._now_s())
 
-        while True:
-            priority, order, block = heapq.heappop(self._heap)
+        while self._heap:
+            priority, order, block = self._heap[0]
             idle = self._idle.get(block)
             if idle is not None and (idle.priority, idle.order) == (priority, order):
-                del self._idle[block]
-                self.release(block)
                 return block
+
+            # It was used since, or has another priority now.
+            heapq.heappop(self._heap)
+
+        return None
 
     def _end_retentions(self, now_s: float) -> None:
         while self._ends and self._ends[0][0] <= now_s:

@@ -235,6 +235,22 @@ class KvCache:
         self._num_withheld += len(blocks)
         return blocks
 
+    def give_back_idle(self, since_s: float, *, with_empty: bool) -> list[int]:
+        """Take the memory of the blocks that nobody has used since a time, as `now_s` counts it.
+
+        They are new again. `with_empty`: also of those that hold nothing. Returns them.
+        """
+        blocks: list[int] = []
+        if with_empty:
+            blocks += self._empty
+            self._empty = []
+
+        while self._idle.is_first_older(since_s):
+            blocks.append(self._evict())
+
+        self._new += blocks
+        return blocks
+
     # Sharing.
 
     def find(self, root: Root, token_ids: list[int], end: int) -> Match:
@@ -459,9 +475,10 @@ class KvCache:
         """A block with memory that nobody uses: one that holds nothing, or else the first to be
         evicted.
         """
-        if self._empty:
-            return self._empty.pop()
+        return self._empty.pop() if self._empty else self._evict()
 
+    def _evict(self) -> int:
+        """Take the idle block out of the tree that is the first to be evicted."""
         block = self._idle.pop()
         parent = self._remove(block)
         if isinstance(parent, int) and not self._tree.has_children(parent):

@@ -40,6 +40,8 @@ LOOK_S = 1.0
 LOOK_CLOSELY_S = 0.05
 # If no more than so many margins are left, it looks closely.
 NARROW = 4
+# The longest time between two looks of an engine that makes no steps.
+LOOK_IDLE_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -152,15 +154,18 @@ class MemoryWatch:
         memory: BlockMemory,
         usual_step_bytes: int,
         *,
+        idle_timeout_s: float | None = None,
         free_bytes: Callable[[], int] | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`usual_step_bytes`: of the activations in a step with as many prompt tokens and decodes
-        as there may be.
+        as there may be. `idle_timeout_s`: blocks that nobody has used for so long go back to the
+        system even if memory is not short. The cache must have the same clock.
         """
         self._cache = cache
         self._memory = memory
         self._usual_step_bytes = usual_step_bytes
+        self._idle_timeout_s = idle_timeout_s
         self._free_bytes = free_bytes or machine.free_bytes
         self._now_s = now_s
 
@@ -169,6 +174,25 @@ class MemoryWatch:
         # The bytes of the activations in the largest step so far.
         self._written_bytes = 0
         self._next_look_s = 0.0
+        # When a step was made last.
+        self._last_step_s = now_s()
+
+    @property
+    def idle_look_s(self) -> float | None:
+        """The time to the next look while no step is made, or None if none is needed."""
+        if self._idle_timeout_s is None or self._cache.num_new == self._cache.num_blocks:
+            return None
+
+        return min(self._idle_timeout_s, LOOK_IDLE_S)
+
+    def look_while_idle(self) -> None:
+        """Give back what nobody has used for long."""
+        if self._idle_timeout_s is None:
+            return
+
+        since_s = self._now_s() - self._idle_timeout_s
+        blocks = self._cache.give_back_idle(since_s, with_empty=self._last_step_s <= since_s)
+        self._memory.give_back(blocks)
 
     def look(self) -> None:
         """Set how many new blocks may be written, if it is time.
@@ -176,9 +200,11 @@ class MemoryWatch:
         Call it before a step is scheduled.
         """
         now_s = self._now_s()
+        self._last_step_s = now_s
         if now_s < self._next_look_s:
             return
 
+        self.look_while_idle()
         for_steps = max(0, self._usual_step_bytes - self._written_bytes)
         spare = self._free_bytes() - self._margin - for_steps
         if spare < 0:

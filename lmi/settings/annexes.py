@@ -506,3 +506,7 @@ class AbilitiesConfig:
         8 << 30, SIZE, otherwise="nothing of prompts is kept on disk"
     )
     """most bytes of option.prefix_cache_dir, for all models that share it, as in 20g"""
+    idle_cache_timeout_s: float | None = option(
+        3600.0, otherwise="the engine keeps the memory of its cache"
+    )
+    """seconds after which cached keys and values that nobody has used give their memory back"""

@@ -24,6 +24,7 @@ from lmi.settings.config import EngineConfig
 from lmi.shared import machine
 from lmi.shared.machine import MB
 from tests.fake_runner import Floats, SharingRunner
+from tests.machine import wait_until
 from tests.tiny_models import tiny_model
 
 BLOCK_BYTES = MB
@@ -80,6 +81,72 @@ def taken(cache: KvCache, num_blocks: int) -> int:
 
 
 # Blocks.
+
+
+def test_blocks_that_nobody_has_used_for_long_give_their_memory_back() -> None:
+    clock = [0.0]
+    cache = KvCache(10, 4, reuses_prefixes=True, now_s=lambda: clock[0])
+    memory = FakeMemory()
+    watch = MemoryWatch(
+        cache, memory, 0, idle_timeout_s=60, free_bytes=lambda: 1000 * MB, now_s=lambda: clock[0]
+    )
+    # Nothing was written, so there is nothing to look for
+    assert watch.idle_look_s is None
+
+    for first_token, num_blocks in ((0, 3), (1000, 2)):
+        watch.look()
+        slot = taken(cache, num_blocks)
+        token_ids = list(range(first_token, first_token + 16 * num_blocks))
+        cache.store(slot, Root(None), token_ids, len(token_ids))
+        cache.free(slot)
+        clock[0] += 40
+
+    # The first prompt is idle for 80 s, the second one for 40 s
+    assert watch.idle_look_s == 60
+    watch.look_while_idle()
+    assert len(memory.given_back) == 3
+    assert cache.find(Root(None), list(range(48)), 48).blocks == []
+    assert len(cache.find(Root(None), list(range(1000, 1032)), 32).blocks) == 2
+
+    # A block that is used in the meantime stays
+    cache.free(cache.allocate(32, cache.find(Root(None), list(range(1000, 1032)), 32).blocks))
+    clock[0] += 40
+    watch.look_while_idle()
+    assert len(memory.given_back) == 3
+
+    clock[0] += 40
+    watch.look_while_idle()
+    assert len(memory.given_back) == 5
+    assert cache.num_new == 10 and watch.idle_look_s is None
+
+
+def test_blocks_that_hold_nothing_are_given_back_when_no_step_was_made_for_long() -> None:
+    clock = [0.0]
+    cache = KvCache(10, 4, now_s=lambda: clock[0])
+    memory = FakeMemory()
+    watch = MemoryWatch(
+        cache, memory, 0, idle_timeout_s=60, free_bytes=lambda: 1000 * MB, now_s=lambda: clock[0]
+    )
+    watch.look()
+    cache.free(taken(cache, 3))
+
+    clock[0] += 59
+    watch.look_while_idle()
+    assert memory.given_back == []
+
+    clock[0] += 1
+    watch.look_while_idle()
+    assert len(memory.given_back) == 3
+
+
+def test_an_engine_without_requests_gives_the_memory_of_its_cache_back() -> None:
+    config = EngineConfig(max_num_sequences=4, idle_cache_timeout_s=0.2)
+    with EmbeddedExecutor(tiny_model("llama_wide"), config) as executor:
+        request_id = executor.enqueue_request(Request(tuple(range(3, 203)), max_tokens=4))
+        executor.await_responses(request_id, 60)
+
+        cache = executor._cache
+        wait_until(lambda: cache.num_new == cache.num_blocks, "the memory is given back")
 
 
 def test_blocks_without_memory_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
