@@ -89,6 +89,13 @@ def test_the_tokens_are_spelled_if_asked(served: Host) -> None:
             400,
             "add_special_tokens must be true or false",
         ),
+        ("/tokenize", {"prompt": [35187292578]}, 400, "prompt must be token ids from 0 to "),
+        (
+            "/tokenize",
+            {"prompt": [35187292578], "return_token_strs": True},
+            400,
+            "prompt must be token ids from 0 to ",
+        ),
         ("/tokenize", {"messages": "a"}, 400, "messages must be a non-empty list of messages"),
         (
             "/tokenize",

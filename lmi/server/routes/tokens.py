@@ -41,6 +41,10 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
 
         ids = await _tokenize(service.pipeline, parsed.request)
         engine = await service.engines.ready()
+        # Ids that were given are those of a prompt, so they follow its rule.
+        if ids and max(ids) >= engine.vocab_size:
+            rule = f"token ids from 0 to {engine.vocab_size - 1}"
+            raise InvalidParameter("prompt", rule, max(ids))
 
         names = None
         if has_names:
