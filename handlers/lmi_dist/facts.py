@@ -8,14 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handlers.lmi_dist.config_file import (
-    DEFAULTS,
-    check_config,
-    check_extra,
-    class_name,
-    read_config,
-    unsupported,
-)
+from handlers.lmi_dist.config_defaults import DEFAULTS
+from handlers.lmi_dist.config_file import check_config, check_extra, class_name, unsupported
+from handlers.lmi_dist.config_values import read_config
 from handlers.lmi_dist.families import Architecture, describe
 from handlers.lmi_dist.folder_files import existing_file, read_json
 from handlers.lmi_dist.pooling import Pooling

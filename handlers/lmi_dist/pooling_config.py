@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from handlers.lmi_dist.config_file import (
-    DEFAULTS,
-    class_name,
-    unsupported,
-)
+from handlers.lmi_dist.config_defaults import DEFAULTS
+from handlers.lmi_dist.config_file import class_name, unsupported
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.folder_files import read_json
 from handlers.lmi_dist.pooling import Pooling

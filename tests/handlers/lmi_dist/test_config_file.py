@@ -14,13 +14,10 @@ import pytest
 from transformers import AutoConfig
 
 from handlers.lmi_dist import families, rotary
-from handlers.lmi_dist.config_file import (
-    ACTIVATIONS,
-    DEFAULTS,
-    INSTALL_TORCH,
-    ROPE_TYPES,
-    read_config,
-)
+from handlers.lmi_dist.config_defaults import DEFAULTS
+from handlers.lmi_dist.config_file import INSTALL_TORCH
+from handlers.lmi_dist.config_rules import ACTIVATIONS, ROPE_TYPES
+from handlers.lmi_dist.config_values import read_config
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.families import _FAMILIES, Architecture, describe
 from lmi.errors import ModelUnusable
