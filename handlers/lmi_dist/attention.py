@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +46,20 @@ class AttentionCall:
     answers: Tensor | None = None
 
 
+class KeysValues(NamedTuple):
+    """What the queries of a call see, each (slots, kv_heads, positions, head_dim)."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class _CallsKey(NamedTuple):
+    """What layers must have in common to share their calls."""
+
+    window: int | None
+    is_wanted: bool
+
+
 class Attention:
     """Writes the keys and values of a step and attends to those of each sequence, in any layer.
 
@@ -56,7 +71,7 @@ class Attention:
         self._kv = kv
         self._plan = plan
         self._cells = cells
-        self._calls: dict[tuple[int | None, bool], list[AttentionCall]] = {}
+        self._calls: dict[_CallsKey, list[AttentionCall]] = {}
 
     def write(self, layer: int, keys_values: Tensor) -> None:
         """Store the keys of all heads, then the values of all heads, of each row: (rows, 2 *
@@ -70,12 +85,11 @@ class Attention:
 
         With `is_wanted` these are only the wanted rows.
         """
-        window = how.window
-        is_wanted = how.is_wanted
-        calls = self._calls.get((window, is_wanted))
+        key = _CallsKey(how.window, how.is_wanted)
+        calls = self._calls.get(key)
         if calls is None:
-            calls = list(self._plan_calls(window, is_wanted))
-            self._calls[window, is_wanted] = calls
+            calls = list(self._plan_calls(how.window, how.is_wanted))
+            self._calls[key] = calls
 
         if not calls:
             return queries.flatten(1)
@@ -87,28 +101,30 @@ class Attention:
         """Return the answers of the rows of one call, (end_row - first_row, heads * head_dim), from
         the queries of all rows, (rows, heads, head_dim).
         """
-        slots = slice(call.slots.start, call.slots.stop)
-        positions = slice(call.positions.start, call.positions.stop)
-
-        # Each is (slots, kv_heads, positions, head_dim).
-        all_keys, all_values = self._kv.layers[how.layer]
-        keys = all_keys[slots, :, positions]
-        values = all_values[slots, :, positions]
-
+        seen = self._seen_by(call, how.layer)
         if call.num_queries == 1:
-            return self._answer_decodes(call, queries, keys, values, how)
+            return self._answer_decodes(call, queries, seen, how)
 
         # (1, heads, queries, head_dim)
         heads = queries[call.first_row : call.end_row].transpose(0, 1)[None]
-        answers = _attend(heads, keys, values, call, how)
+        answers = _attend(heads, seen, call, how)
         return answers[0].transpose(0, 1).flatten(1)
 
-    def _answer_decodes(
-        self, call: AttentionCall, queries: Tensor, keys: Tensor, values: Tensor, how: Attend
-    ) -> Tensor:
-        """Return the answers of a call with one query for each slot.
+    def _seen_by(self, call: AttentionCall, layer: int) -> KeysValues:
+        """The keys and values of the positions of a call, as views."""
+        slots = slice(call.slots.start, call.slots.stop)
+        positions = slice(call.positions.start, call.positions.stop)
 
-        `queries` are those of all rows, `keys` and `values` those of the slots.
+        all_keys, all_values = self._kv.layers[layer]
+        keys = all_keys[slots, :, positions]
+        values = all_values[slots, :, positions]
+        return KeysValues(keys, values)
+
+    def _answer_decodes(
+        self, call: AttentionCall, queries: Tensor, seen: KeysValues, how: Attend
+    ) -> Tensor:
+        """Return the answers of a call with one query for each slot, from the queries of all
+        rows.
         """
         if call.queries is None:
             rows = queries[call.first_row : call.end_row]
@@ -122,8 +138,12 @@ class Attention:
             # torch is up to twice as fast with an even number.
             groups = functional.pad(groups, (0, 0, 0, 1))
 
-        answers = _attend(groups, keys, values, call, how)[:, :, :num_queries].flatten(1)
-        return answers if call.answers is None else answers.index_select(0, call.answers)
+        padded_answers = _attend(groups, seen, call, how)
+        answers = padded_answers[:, :, :num_queries].flatten(1)
+        if call.answers is None:
+            return answers
+
+        return answers.index_select(0, call.answers)
 
     def _plan_calls(self, window: int | None, is_wanted: bool) -> Iterator[AttentionCall]:
         """Yield the calls of a layer, in the order of rows.
@@ -208,6 +228,7 @@ class Attention:
         visible = call.positions
         end_of_slot = self._indices(ends.get(slot, visible.stop) for slot in call.slots)
         distances = torch.arange(-call.num_queries, 0, device=device)
+        # The position of each query, (slots, 1, queries, 1).
         queries = (end_of_slot[:, None] + distances)[:, None, :, None]
         positions = torch.arange(visible.start, visible.stop, device=device)
 
@@ -222,34 +243,47 @@ class Attention:
         return torch.tensor(list(numbers), device=self._kv.device)
 
 
-def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, call: AttentionCall, how: Attend
-) -> Tensor:
-    """Attend with (slots, heads, queries, head_dim) tensors, of which keys and values may have
-    fewer heads.
+def _attend(query: Tensor, seen: KeysValues, call: AttentionCall, how: Attend) -> Tensor:
+    """Attend with queries (slots, heads, queries, head_dim) to keys and values that may have fewer
+    heads.
     """
-    softcap = how.softcap
-    if softcap is None:
-        return functional.scaled_dot_product_attention(
-            query,
-            keys,
-            values,
-            attn_mask=call.mask,
-            is_causal=call.is_causal,
-            scale=how.scale,
-            enable_gqa=True,
-        )
+    if how.softcap is not None:
+        return _attend_capped(query, seen, call, how.scale, how.softcap)
 
+    return functional.scaled_dot_product_attention(
+        query,
+        seen.keys,
+        seen.values,
+        attn_mask=call.mask,
+        is_causal=call.is_causal,
+        scale=how.scale,
+        enable_gqa=True,
+    )
+
+
+def _attend_capped(
+    query: Tensor, seen: KeysValues, call: AttentionCall, scale: float, softcap: float
+) -> Tensor:
+    """Attend with scores that stay between -`softcap` and `softcap`, which torch has no call
+    for.
+    """
+    num_slots, num_kv_heads, _, head_dim = seen.keys.shape
     # The queries of a key head are in one product.
-    folded = query.reshape(*keys.shape[:2], -1, query.shape[3])
-    scores = torch.matmul(folded, keys.mT).mul_(how.scale / softcap).tanh_().mul_(softcap)
+    folded = query.reshape(num_slots, num_kv_heads, -1, head_dim)
+    scores = torch.matmul(folded, seen.keys.mT)
+    scores.mul_(scale / softcap)
+    scores.tanh_()
+    scores.mul_(softcap)
+
     mask = call.mask
     if call.is_causal:
         shape = (call.num_queries, call.num_queries)
         mask = torch.full(shape, -math.inf, device=scores.device).triu_(1)
 
     if mask is not None:
-        scores = (scores.unflatten(2, (-1, call.num_queries)) + mask.unsqueeze(-3)).flatten(2, 3)
+        scores_of_heads = scores.unflatten(2, (-1, call.num_queries))
+        scores = (scores_of_heads + mask.unsqueeze(-3)).flatten(2, 3)
 
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype)
-    return torch.matmul(weights, values).view(query.shape)
+    weights = scores.softmax(dim=-1, dtype=torch.float32)
+    weights = weights.to(seen.values.dtype)
+    return torch.matmul(weights, seen.values).view(query.shape)

@@ -23,7 +23,7 @@ from handlers.base.stepped import EngineStopped
 from handlers.driven.engine import EngineLoad
 from handlers.driven.outputs import SequenceOutput
 from handlers.driven.processes import Processes
-from handlers.lmi_vllm import process_setup, translation
+from handlers.lmi_vllm import engine_info, process_setup, translation
 from handlers.lmi_vllm.allocation import shorten_allocation
 from handlers.lmi_vllm.heartbeat import NodeHeartbeat
 from lmi.executor import KvCacheStats
@@ -127,7 +127,7 @@ class VllmEngine:
                 self._num_preemptions += request.num_preemptions > before.get(request.request_id, 0)
 
         running = [_outer_id(request.request_id) for request in self._scheduler.running]
-        num_blocks = translation.num_blocks(self.config)
+        num_blocks = engine_info.num_blocks(self.config)
         num_used = round(self._scheduler.kv_cache_manager.usage * num_blocks)
         kv_cache = KvCacheStats(
             max_num_blocks=num_blocks,

@@ -23,7 +23,7 @@ from handlers.driven.arguments import refusal
 from handlers.driven.beam_rounds import BeamRow
 from handlers.driven.engine import name_of
 from handlers.driven.executor import DrivenExecutor
-from handlers.lmi_vllm import process_setup, translation
+from handlers.lmi_vllm import engine_info, process_setup, translation
 from handlers.lmi_vllm.about import environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
 from handlers.lmi_vllm.drivers import VllmEngine
@@ -94,7 +94,7 @@ class VllmExecutor(DrivenExecutor[translation.VllmWork]):
         with starting(folder, options, progress) as arguments:
             engine = VllmEngine(arguments)
 
-        info = translation.describe(engine.config, settings.max_beam_width, engine.renderer)
+        info = engine_info.describe(engine.config, settings.max_beam_width, engine.renderer)
         is_pooling = info.capabilities.embeddings is not None
         if is_pooling and "embed" not in engine.tasks:
             tasks = ", ".join(engine.tasks)
@@ -176,7 +176,7 @@ class Follower(Mailbox):
 
         nodes = settings.parallel_config
         self._heartbeat = NodeHeartbeat(nodes)
-        self._info = translation.describe(settings, config.max_beam_width)
+        self._info = engine_info.describe(settings, config.max_beam_width)
         place = f"node {nodes.node_rank} of {nodes.nnodes}"
         self._refusal = f"this is {place} and takes no requests; node 0, {nodes.master_addr}, does"
 

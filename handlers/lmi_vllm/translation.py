@@ -1,17 +1,14 @@
-"""A sequence as vLLM gets it, its outputs as `handlers/base` has them, and what the loaded engine
-can do.
+"""A sequence as vLLM gets it, and its outputs as `handlers/base` has them.
 
 Every value gets its exact type: a wrong type ends vLLM silently. vLLM stops at the same token as
 `handlers/base`, except for stop words of several tokens, which it does not know.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
-from vllm.config import ModelConfig, VllmConfig
 from vllm.inputs import MultiModalInput, TokensInput, tokens_input
 from vllm.lora.request import LoRARequest
-from vllm.model_executor.model_loader import get_model_cls
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput
@@ -20,11 +17,9 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.sequence import Sequence
 from handlers.driven.outputs import LogProbs, SequenceOutput, ending_tokens
-from handlers.guides.vocabulary import NO_TEXTS
 from handlers.lmi_vllm import vllm_log
-from handlers.lmi_vllm.arguments import num_express_places
 from lmi.errors import InvalidRequest
-from lmi.executor.executor import Capabilities, Embeddings, EngineInfo
+from lmi.executor.executor import Embeddings
 from lmi.executor.request import (
     DEFAULT_PRIORITY,
     PRIORITY_STEPS,
@@ -34,8 +29,6 @@ from lmi.executor.request import (
 )
 from lmi.executor.response import FinishReason, Tensor
 
-# SamplingParams takes no higher one.
-MAX_TEMPERATURE = 2.0
 # vLLM's seeds are signed, as torch's are: two seeds that differ by 2^63 become one.
 MAX_SIGNED = 2**63 - 1
 # The ends that vLLM reports, for a sequence that Sequence's rules have not ended by then.
@@ -44,6 +37,7 @@ REASONS = {
     "length": FinishReason.LENGTH,
     "repetition": FinishReason.STOP_WORDS,
 }
+NUM_WARM_UP_PROMPT_TOKENS = 8
 NUM_WARM_UP_TOKENS = 4
 # The parameters of every request for tokens. Its stop_token_ids has the end tokens too.
 OF_ALL = {
@@ -126,16 +120,20 @@ def row_params(sequence: Sequence, num_top: int) -> SamplingParams:
 
 
 def warm_up_works(*, is_pooling: bool) -> list[VllmWork]:
-    """The first steps set up kernels and so take as long as many steps."""
+    """What vLLM runs before the first request: the first steps set up kernels, and so take as long
+    as many steps.
+    """
+    if is_pooling:
+        return [_warm_up_work(0, PoolingParams(task="embed"))]
+
     greedy = SamplingParams(max_tokens=NUM_WARM_UP_TOKENS, temperature=0.0, **OF_ALL)
     sampled = SamplingParams(max_tokens=NUM_WARM_UP_TOKENS, top_p=0.9, seed=0, logprobs=0, **OF_ALL)
-    kinds: list[Params] = [PoolingParams(task="embed")] if is_pooling else [greedy, sampled]
+    return [_warm_up_work(0, greedy), _warm_up_work(1, sampled)]
 
-    works = []
-    for number, params in enumerate(kinds):
-        works.append(VllmWork(f"warm-up.{number}", tokens_input([0] * 8), params))
 
-    return works
+def _warm_up_work(number: int, params: Params) -> VllmWork:
+    prompt = tokens_input([0] * NUM_WARM_UP_PROMPT_TOKENS)
+    return VllmWork(f"warm-up.{number}", prompt, params)
 
 
 def _choice(sequence: Sequence) -> dict[str, Any]:
@@ -242,84 +240,3 @@ def _end(name: str, reason: str) -> FinishReason | Exception:
         return RuntimeError(reason)
 
     return InvalidRequest(vllm_log.refusal(cause), vllm_log.GUIDE_FIELD)
-
-
-def num_blocks(config: VllmConfig) -> int:
-    """The number of blocks of the KV cache for requests. vLLM reserves one block."""
-    return max(0, (config.cache_config.num_gpu_blocks or 0) - 1)
-
-
-def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> EngineInfo:
-    """Return what the engine says of itself. `renderer` is what reads images, if any does."""
-    model = config.model_config
-    speculates = config.speculative_config is not None
-    max_num_seqs = config.scheduler_config.max_num_seqs
-    vocab_size = model.get_vocab_size()
-    max_logprobs = model.max_logprobs
-    max_top_log_probs = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
-    images = NO_IMAGES if renderer is None else _reads_images(model, renderer)
-
-    embeddings = None
-    if model.runner_type == "pooling":
-        # The sizes to which embeddings may be shortened.
-        sizes = tuple(model.matryoshka_dimensions or ()) if model.is_matryoshka else None
-        embeddings = Embeddings(model.embedding_size, sizes)
-
-    return EngineInfo(
-        name="vllm",
-        vocab_size=vocab_size,
-        max_sequence_length=model.max_model_len,
-        max_num_sequences=max_num_seqs - num_express_places(max_num_seqs),
-        num_express_places=num_express_places(max_num_seqs),
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=config.device_config.device_type,
-        max_kv_cache_tokens=num_blocks(config) * config.cache_config.block_size,
-        capabilities=Capabilities(
-            max_beam_width=max(1, min(max_beam_width, max_top_log_probs // 2)),
-            num_return_sequences=True,
-            guided_decoding=() if model.skip_tokenizer_init else tuple(GuideType),
-            why_no_guides=NO_TEXTS if model.skip_tokenizer_init else "",
-            # vLLM refuses both beside drafts.
-            min_p=not speculates,
-            embedding_bias=not speculates,
-            perf_metrics=True,
-            max_top_log_probs=max_top_log_probs,
-            max_temperature=MAX_TEMPERATURE,
-            lora=config.lora_config is not None,
-            adapter_pins=True,
-            priority=config.scheduler_config.policy == "priority",
-            embeddings=embeddings,
-            max_images=images.max_num,
-        ),
-        image_placeholder=images.placeholder,
-    )
-
-
-class Images(NamedTuple):
-    """How many images a prompt may have, and the placeholder of one where a chat template writes
-    none.
-    """
-
-    max_num: int
-    placeholder: str
-
-
-NO_IMAGES = Images(0, "")
-
-
-def _reads_images(model: ModelConfig, renderer: Any) -> Images:
-    if not model.supports_multimodal_inputs:
-        return NO_IMAGES
-
-    max_num = renderer.get_mm_processor().info.allowed_mm_limits.get("image", 0)
-    if not max_num:
-        return Images(max_num, "")
-
-    # Some models number their placeholders.
-    placeholder_of = get_model_cls(model).get_placeholder_str
-    first = placeholder_of("image", 1)
-    second = placeholder_of("image", 2)
-    if first == second:
-        return Images(max_num, first or "")
-
-    return Images(max_num, first.replace("1", "{n}"))

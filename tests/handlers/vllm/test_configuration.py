@@ -111,7 +111,7 @@ def test_static_batches_are_refused() -> None:
 def test_capabilities_lack_what_an_option_of_vllm_takes_away(
     arguments: ModuleType, folder: Path, options: dict[str, str], lost: set[str]
 ) -> None:
-    from handlers.lmi_vllm.translation import describe
+    from handlers.lmi_vllm.engine_info import describe
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
