@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +22,7 @@ from handlers.guides.compiler import compile_limit_s
 from handlers.guides.process import Start
 from handlers.lmi_dist.about import MAX_PREFILL_TOKENS, own_options
 from handlers.lmi_dist.captured import take_draws, take_prompt
+from handlers.lmi_dist.draft_check import check_drafts
 from handlers.lmi_dist.guides import Guides
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import Model, describe, in_files, load_runner
@@ -34,7 +35,8 @@ from handlers.lmi_dist.plan import num_tokens_of
 from handlers.lmi_dist.post_processors import new_post_processors
 from handlers.lmi_dist.runner import Limits, Runner
 from handlers.lmi_dist.sampler import Draw, Sampler, advance_beams, append_draws, note_prompt
-from handlers.lmi_dist.scheduler import Batch, Scheduler
+from handlers.lmi_dist.scheduled_batch import Batch
+from handlers.lmi_dist.scheduler import Scheduler
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import cause_line, is_out_of_memory
 from lmi.executor.config import ExecutorConfig
@@ -44,7 +46,6 @@ from lmi.executor.executor import (
     IterationStats,
     KvCacheStats,
     Progress,
-    SpecDecodingStats,
 )
 from lmi.executor.response import ErrorKind
 from lmi.settings.config import EngineConfig
@@ -109,29 +110,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         max_prefill_tokens = options.max_prefill_tokens or MAX_PREFILL_TOKENS
         max_step_s = None if options.max_step_ms is None else options.max_step_ms / 1000
         self._pace = Pace(max_prefill_tokens, max_step_s)
-        if options.speculative is not None and not self._runner.is_batch_invariant:
-            log.warning(
-                "option.speculative has no effect: with kernels of %s a draft could change answers",
-                self._runner.kernels,
-            )
-
-        self._scheduler = Scheduler(
-            self._cache,
-            self._pace,
-            drafts=options.speculative is not None and self._runner.is_batch_invariant,
-            may_run=None if self._lora is None else self._lora.may_run,
-            num_express=limits.num_express,
-        )
-
-        self._watch: MemoryWatch | None = None
-        memory = self._runner.memory
-        if memory is not None:
-            num_rows = limits.num_all_slots + max_prefill_tokens
-            step_bytes = memory.step_bytes(num_rows, limits.num_all_slots)
-            self._watch = MemoryWatch(
-                self._cache, memory, step_bytes, idle_timeout_s=options.idle_cache_timeout_s
-            )
-
+        self._scheduler = self._new_scheduler(options, limits)
+        self._watch = self._new_watch(options, limits, max_prefill_tokens)
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
 
         # Guides may read the tokenizer of a server's model.
@@ -139,13 +119,48 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         if isinstance(model, str | os.PathLike) and isinstance(config, EngineConfig):
             folder = os.fspath(model)
 
-        limit_s = compile_limit_s(options.step_timeout_s)
-        is_compact = own_options(options.options).get("disable_any_whitespace", True)
-        start = Start(self._runner.vocab_size, limit_s, is_compact)
-        self._guides = Guides(settings.guided_decoding_config, folder, start)
+        self._guides = self._new_guides(settings, options, folder)
 
         self._info = describe(self._runner, limits, settings, self._guides.why_none, processors)
         self._start()
+
+    def _new_scheduler(self, options: EngineConfig, limits: Limits) -> Scheduler:
+        has_drafts = options.speculative is not None and self._runner.is_batch_invariant
+        if options.speculative is not None and not has_drafts:
+            log.warning(
+                "option.speculative has no effect: with kernels of %s a draft could change answers",
+                self._runner.kernels,
+            )
+
+        return Scheduler(
+            self._cache,
+            self._pace,
+            drafts=has_drafts,
+            may_run=None if self._lora is None else self._lora.may_run,
+            num_express=limits.num_express,
+        )
+
+    def _new_watch(
+        self, options: EngineConfig, limits: Limits, max_prefill_tokens: int
+    ) -> MemoryWatch | None:
+        """Return what watches the memory of the cache, where the runner takes it block by block."""
+        memory = self._runner.memory
+        if memory is None:
+            return None
+
+        num_rows = limits.num_all_slots + max_prefill_tokens
+        step_bytes = memory.step_bytes(num_rows, limits.num_all_slots)
+        return MemoryWatch(
+            self._cache, memory, step_bytes, idle_timeout_s=options.idle_cache_timeout_s
+        )
+
+    def _new_guides(
+        self, settings: ExecutorConfig, options: EngineConfig, folder: str | None
+    ) -> Guides:
+        limit_s = compile_limit_s(options.step_timeout_s)
+        is_compact = own_options(options.options).get("disable_any_whitespace", True)
+        start = Start(self._runner.vocab_size, limit_s, is_compact)
+        return Guides(settings.guided_decoding_config, folder, start)
 
     def _new_events(self, options: EngineConfig) -> CacheEvents | None:
         """Return what tells routers of the cache, where an option wants it.
@@ -266,14 +281,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         else:
             draws = self._sample(logits, rows, sequences)
 
-        for sequence in batch.decoding:
-            # The tokens of a draft are not among its own yet.
-            sequence.num_computed += 1
-
-        for chunk, leader, _ in batch.prefilling():
-            for sequence in (leader, *batch.followers.get(leader, ())):
-                sequence.num_computed = chunk.end
-
+        _count_computed(batch)
         for sequence in failed:
             sequence.fail("the model's logits for the prompt are not numbers")
 
@@ -282,7 +290,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
         append_draws(sequences, draws)
         if self._scheduler.drafts:
-            batch.drafts = self._check_drafts(batch, logits)
+            batch.drafts = check_drafts(batch, partial(self._sample, logits))
 
         return failed + sequences
 
@@ -313,52 +321,6 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             return []
 
         return self._sampler.sample(logits, rows, sequences)
-
-    def _check_drafts(self, batch: Batch, logits: Floats) -> SpecDecodingStats | None:
-        """Keep what is right of each draft, by `logits` (num_logits, vocab).
-
-        Returns how much that is.
-
-        Every token is drawn with the sampler's state that it has without a draft, so it is the same
-        one. If memory runs out, the rest is dropped: the step must not be repeated.
-        """
-        drafts: list[_Draft] = []
-        decodes = zip(batch.plan.decodes, batch.decoding, batch.rows, strict=False)
-        for chunk, sequence, row in decodes:
-            if len(chunk.token_ids) > 1:
-                drafts.append(_Draft(sequence, chunk.token_ids[1:], row))
-
-        if not drafts:
-            return None
-
-        num_right = Counter[EmbeddedSequence]()
-        place = 0
-        right = [draft for draft in drafts if draft.is_right(place)]
-        try:
-            while right:
-                place += 1
-                sequences = [draft.sequence for draft in right]
-                draws = self._sample(logits, [draft.row + place for draft in right], sequences)
-                num_right.update(sequences)
-                for sequence in sequences:
-                    sequence.num_computed += 1
-
-                append_draws(sequences, draws)
-                right = [draft for draft in right if draft.is_right(place)]
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-
-        for draft in drafts:
-            drafter = draft.sequence.drafter
-            assert drafter is not None
-            drafter.note(num_right[draft.sequence], len(draft.token_ids))
-
-        return SpecDecodingStats(
-            num_requests_with_draft_tokens=len(drafts),
-            num_draft_tokens=sum(len(draft.token_ids) for draft in drafts),
-            num_accepted_tokens=num_right.total(),
-        )
 
     # Sequences come and go. One may wait for its guide before it is scheduled.
 
@@ -491,21 +453,19 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> EmbeddedE
     return EmbeddedExecutor(model_path, config, progress=progress)
 
 
-class _Draft(NamedTuple):
-    """The draft of a decode, and the row of the logits of the token before it."""
-
-    sequence: EmbeddedSequence
-    token_ids: list[int]
-    row: int
-
-    def is_right(self, place: int) -> bool:
-        """Whether the token that was drawn last is that at `place` of the draft, if it has one."""
-        drafted = self.token_ids[place : place + 1]
-        return self.sequence.token_ids[-1:] == drafted and not self.sequence.is_finished
-
-
 def _no_name(number: int) -> None:
     """Adapters have no names where none can be loaded."""
+
+
+def _count_computed(batch: Batch) -> None:
+    """Note of each sequence what the step has computed of its tokens."""
+    for sequence in batch.decoding:
+        # The tokens of a draft are not among its own yet.
+        sequence.num_computed += 1
+
+    for chunk, leader, _ in batch.prefilling():
+        for sequence in (leader, *batch.followers.get(leader, ())):
+            sequence.num_computed = chunk.end
 
 
 def _drawing(
@@ -531,12 +491,11 @@ def _fail_largest(batch: Batch, error: Exception) -> EmbeddedSequence:
 
     The other sequences repeat the step.
     """
-    pairs = list(zip(batch.plan.chunks, batch.sequences, strict=True))
-    if batch.plan.prefills:
-        pairs = pairs[len(batch.plan.decodes) :]
-
-    _, largest = max(pairs, key=lambda pair: (pair[0].num_logits, pair[0].end))
-    sequence = largest.owner
+    first = len(batch.plan.decodes) if batch.plan.prefills else 0
+    chunks = batch.plan.chunks[first:]
+    sizes = [(chunk.num_logits, chunk.end) for chunk in chunks]
+    place_of_largest = sizes.index(max(sizes))
+    sequence = batch.sequences[first + place_of_largest].owner
     sequence.fail(f"out of memory: {cause_line(error)}", ErrorKind.OUT_OF_MEMORY)
     return sequence
 

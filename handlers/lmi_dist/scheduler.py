@@ -7,15 +7,13 @@ sequences that find room together: the first leads, the others hold a slot and f
 copy in the step that completes the prompt. A sequence that finds no room by then computes its
 tokens itself.
 
-Express ones that decode also get short steps without the others, for a part of the time: one of a
-full batch may take many times as long.
+Express ones that decode also get short steps without the others (`short_steps.py`).
 """
 
 import time
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence as SequenceOf
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from operator import attrgetter
 from typing import NamedTuple
@@ -26,49 +24,31 @@ from handlers.lmi_dist.idle_blocks import retentions
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.plan import Chunk, Plan, num_tokens_of
+from handlers.lmi_dist.scheduled_batch import Batch
 from handlers.lmi_dist.sequence import BeamRows, EmbeddedSequence
-from lmi.executor import ErrorKind, SpecDecodingStats
+from handlers.lmi_dist.short_steps import ShortSteps
+from lmi.executor import ErrorKind
 
 # A step of one row takes about as long as that many rows more.
 MIN_AWAITED_TOKENS = 16
 # Fewer are computed as fast as their block is copied.
 MIN_COPIED_TOKENS = 4
-# The time of short steps, as a share of the time of the other steps.
-SHORT_STEPS_SHARE = 0.25
-# The most time of short steps in a row, so that no stream has a long gap.
-MAX_SHORT_STEPS_S = 0.1
 # The time that prompts take to come back from disk in a step beside running sequences.
 MAX_RESTORE_S = 0.02
 
 
-@dataclass(slots=True)
-class Batch:
-    """The plan of one step, and the sequence of each chunk and its first row of the logits,
-    parallel to `plan.chunks`.
+class Prefill(NamedTuple):
+    """A chunk of a prompt, and whose it is."""
 
-    `followers` maps each sequence whose prompt is complete in this step to those that get a copy of
-    it and draw from its logits. The decodes of a search are rows of its beams. The `failed` found
-    no room in the whole cache, or may not run at all.
-    """
+    sequence: EmbeddedSequence
+    chunk: Chunk
 
-    plan: Plan
-    sequences: list[EmbeddedSequence]
-    rows: list[int]
-    followers: dict[EmbeddedSequence, list[EmbeddedSequence]]
-    failed: list[EmbeddedSequence]
-    num_preemptions: int = 0
-    num_reused_tokens: int = 0
-    drafts: SpecDecodingStats | None = None
 
-    @property
-    def decoding(self) -> list[EmbeddedSequence]:
-        """The sequences that decode, parallel to the decodes of the plan."""
-        return self.sequences[: len(self.plan.decodes)]
+class Prompt(NamedTuple):
+    """A sequence with prompt tokens to compute, and what the cache has of them."""
 
-    def prefilling(self) -> Iterator[tuple[Chunk, EmbeddedSequence, int]]:
-        """Each chunk of a prompt with its sequence and its first row of the logits."""
-        first = len(self.plan.decodes)
-        return zip(self.plan.prefills, self.sequences[first:], self.rows[first:], strict=True)
+    sequence: EmbeddedSequence
+    match: Match
 
 
 class _ProposedDraft(NamedTuple):
@@ -110,8 +90,7 @@ class Scheduler:
 
         self.waiting: list[EmbeddedSequence] = []
         self.running: list[EmbeddedSequence] = []
-        # The time that is left for short steps.
-        self._short_steps_s = 0.0
+        self._short_steps = ShortSteps(pace)
         # The tokens that were reused since the last batch.
         self._num_reused_tokens = 0
         # The next batch has to tell of these.
@@ -156,62 +135,50 @@ class Scheduler:
         decoders = [row for row in self.running if row.num_computed >= row.num_prefill]
         # Express ones are the first in rank.
         express = list(takewhile(_is_express, decoders))
-        is_short = self._may_be_short(len(express), len(decoders))
+        is_short = self._short_steps.begin(len(express), len(decoders))
         if is_short:
             decoders = express
 
-        rows = decoders
-        if self.beam_width != 1:
-            rows = [row for sequence in decoders for row in sequence.beam_rows]
-
-        decoding = sorted(rows, key=self._order)
-        table = self.cache.table
-        decodes = [
-            Chunk(row.slot, row.num_computed, row.token_ids[-1:], 1, table(row.slot), row.adapter)
-            for row in decoding
-            if row.slot is not None
-        ]
+        decoding = self._rows_of(decoders)
+        decodes = self._decodes(decoding)
         if self.drafts and self.beam_width == 1:
             self._add_drafts(decodes, decoding)
 
-        prefills: list[tuple[EmbeddedSequence, Chunk]] = []
+        prefills: list[Prefill] = []
         num_prompts = len(self.running) - len(decoders) + len(self.waiting)
         if num_prompts and not is_short:
             prefills += self._prefills(num_tokens_of(decodes), num_prompts)
 
-        plan = Plan(decodes, [chunk for _, chunk in prefills], self.cache.copies)
-        sequences = decoding + [sequence for sequence, _ in prefills]
+        plan = Plan(decodes, [prefill.chunk for prefill in prefills], self.cache.copies)
         *first_rows, _ = accumulate([chunk.num_logits for chunk in plan.chunks], initial=0)
-
-        num_reused_tokens = self._num_reused_tokens
-        self._num_reused_tokens = 0
-        failed = self._failed
-        self._failed = []
-
-        return Batch(
+        batch = Batch(
             plan,
-            sequences,
-            first_rows,
-            _followers_of(prefills),
-            failed,
-            num_preemptions,
-            num_reused_tokens,
+            sequences=decoding + [prefill.sequence for prefill in prefills],
+            rows=first_rows,
+            followers=_followers_of(prefills),
+            failed=self._failed,
+            num_preemptions=num_preemptions,
+            num_reused_tokens=self._num_reused_tokens,
         )
+        self._failed = []
+        self._num_reused_tokens = 0
+        return batch
 
-    def _may_be_short(self, num_express: int, num_decodes: int) -> bool:
-        """Whether the next step is one of express sequences only, which gains them at least half of
-        its time.
-        """
-        short_s = self.pace.seconds(num_express)
-        whole_s = self.pace.seconds(num_decodes)
-        if num_express and short_s < min(whole_s / 2, self._short_steps_s):
-            self._short_steps_s -= short_s
-            return True
+    def _rows_of(self, decoders: list[EmbeddedSequence]) -> list[EmbeddedSequence]:
+        """The rows of sequences that decode, or those of their beams, in the order of the plan."""
+        rows = decoders
+        if self.beam_width != 1:
+            rows = [row for sequence in decoders for row in sequence.beam_rows]
 
-        self._short_steps_s = min(
-            self._short_steps_s + SHORT_STEPS_SHARE * whole_s, MAX_SHORT_STEPS_S
-        )
-        return False
+        return sorted(rows, key=self._order)
+
+    def _decodes(self, decoding: list[EmbeddedSequence]) -> list[Chunk]:
+        table = self.cache.table
+        return [
+            Chunk(row.slot, row.num_computed, row.token_ids[-1:], 1, table(row.slot), row.adapter)
+            for row in decoding
+            if row.slot is not None
+        ]
 
     @property
     def beam_width(self) -> int | None:
@@ -221,20 +188,24 @@ class Scheduler:
     def commit(self, batch: Batch) -> None:
         """Note that the step of a batch is done: what it has written may be reused and shared."""
         self.cache.end_copies()
-        size = self.cache.tokens_per_block
-        num_decodes = len(batch.plan.decodes)
-        pairs = zip(batch.plan.chunks, batch.sequences, strict=True)
-        for place, (chunk, sequence) in enumerate(pairs):
-            if place >= num_decodes or sequence.num_computed // size > chunk.start // size:
-                if sequence.error is None:
-                    self._store(sequence)
-
+        self._store_new(batch)
         for leader, followers in batch.followers.items():
             if leader.error is None and leader.slot is not None:
                 slots = [follower.slot for follower in followers if follower.slot is not None]
                 self.cache.fork(leader.slot, slots, leader.num_prefill)
                 for follower in followers:
                     follower.count_cached(leader.num_cached_tokens)
+
+    def _store_new(self, batch: Batch) -> None:
+        """Put what a step has computed into the tree: prompts, and decodes that filled a block."""
+        size = self.cache.tokens_per_block
+        num_decodes = len(batch.plan.decodes)
+        pairs = zip(batch.plan.chunks, batch.sequences, strict=True)
+        for place, (chunk, sequence) in enumerate(pairs):
+            is_prompt = place >= num_decodes
+            has_filled = sequence.num_computed // size > chunk.start // size
+            if (is_prompt or has_filled) and sequence.error is None:
+                self._store(sequence)
 
     def _store(self, sequence: EmbeddedSequence) -> int | None:
         """Put what is computed into the tree. Returns the tree's block with the end of it."""
@@ -365,9 +336,7 @@ class Scheduler:
         for draft in drafts[num_added:]:
             draft.drafter.rest()
 
-    def _prefills(
-        self, num_decode_tokens: int, num_prompts: int
-    ) -> Iterator[tuple[EmbeddedSequence, Chunk]]:
+    def _prefills(self, num_decode_tokens: int, num_prompts: int) -> Iterator[Prefill]:
         """Yield prompt chunks in rank order.
 
         The first that has tokens to compute waits for nobody.
@@ -385,14 +354,14 @@ class Scheduler:
                     continue
 
             chunk = self._next_chunk(sequence, match, budget)
-            yield sequence, chunk
+            yield Prefill(sequence, chunk)
 
             leaders.append(sequence)
             budget -= len(chunk.token_ids)
             if budget <= 0:
                 return
 
-    def _prefilling(self) -> Iterator[tuple[EmbeddedSequence, Match]]:
+    def _prefilling(self) -> Iterator[Prompt]:
         """Yield running sequences with prompt tokens to compute, then waiting ones, and what the
         cache has of each.
 
@@ -403,7 +372,7 @@ class Scheduler:
         restore_end_s = time.monotonic() + MAX_RESTORE_S
         leaders = [row for row in self.running if row.is_prefilling and not _follows(row)]
         for sequence in leaders:
-            yield sequence, self._match(sequence)
+            yield Prompt(sequence, self._match(sequence))
 
         while self.waiting and self.cache.has_free_slot and not _follows(self.waiting[0]):
             sequence = self.waiting[0]
@@ -417,7 +386,7 @@ class Scheduler:
             if self._admit(sequence, match.blocks):
                 self.waiting.pop(0)
                 self._admit_followers()
-                yield sequence, match
+                yield Prompt(sequence, match)
             elif not self._fail_alone(sequence):
                 return
 
@@ -568,7 +537,7 @@ def _is_express(sequence: EmbeddedSequence) -> bool:
 
 
 def _followers_of(
-    prefills: list[tuple[EmbeddedSequence, Chunk]],
+    prefills: list[Prefill],
 ) -> dict[EmbeddedSequence, list[EmbeddedSequence]]:
     """The sequences that get a copy of a prompt that is complete in this step, by their leader."""
     followers = {}

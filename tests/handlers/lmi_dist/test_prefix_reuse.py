@@ -18,7 +18,8 @@ from hypothesis import example, given, settings, strategies as st
 from handlers.base.token_sequence import sequences_of
 from handlers.lmi_dist.block_files import BlockFiles
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.scheduler import Batch, Scheduler
+from handlers.lmi_dist.scheduled_batch import Batch
+from handlers.lmi_dist.scheduler import Scheduler
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.stored_prefixes import StoredPrefixes
 from lmi.executor import (

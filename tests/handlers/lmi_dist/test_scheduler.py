@@ -9,7 +9,8 @@ from hypothesis import given, strategies as st
 from handlers.base.token_sequence import sequences_of
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.plan import Chunk
-from handlers.lmi_dist.scheduler import Batch, Scheduler
+from handlers.lmi_dist.scheduled_batch import Batch
+from handlers.lmi_dist.scheduler import Scheduler
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import OutputConfig, Request, SamplingConfig
 from tests.fake_runner import SteadyPace
