@@ -11,7 +11,6 @@ import argparse
 import itertools
 import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.machine import wait_until
 from tests.served import Server, serve
-from tests.system.container import wait_until
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "handlers" / "lmi_dist" / "demo"
@@ -29,6 +28,8 @@ MAX_KEPT_BYTES = 150
 one object for each message is ten times this.
 """
 
+# What the processes have is looked at after each.
+NUM_PARTS = 10
 NUM_TOKENS = 4
 PROMPT = "What is the capital of France?"
 MAX_LEFT_BYTES = 200
@@ -161,65 +162,73 @@ def memory(server: Server) -> dict[int, tuple[str, int]]:
     return processes
 
 
-def run(server: Server, seconds: float, num_clients: int) -> tuple[int, list[str]]:
-    """Let clients ask for so long. Return how many requests there were, and each status that was
-    another.
+def run(server: Server, num_requests: int, num_clients: int) -> list[str]:
+    """Let clients send so many requests together, one API after the other. Return a line for each
+    answer with another status.
     """
-    end_s = time.monotonic() + seconds
     wrong: list[str] = []
+    numbers = itertools.count()
+    cases = list(asks())
 
-    def client(first: int) -> int:
-        cases = list(asks())
-        num_requests = 0
-        for ask in itertools.islice(itertools.cycle(cases), first, None):
-            if time.monotonic() >= end_s:
-                break
-
+    def client(number: int) -> None:
+        # Taking the next number is one step of the interpreter, so no two clients share one
+        while (request := next(numbers)) < num_requests:
+            ask = cases[request % len(cases)]
             status = send(server, ask)
-            num_requests += 1
             if status != ask.status:
                 wrong.append(f"{ask.name}: {status} for {ask.status}")
 
-        return num_requests
-
     with ThreadPoolExecutor(num_clients) as pool:
-        num_requests = sum(pool.map(client, range(num_clients)))
+        list(pool.map(client, range(num_clients)))
 
-    return num_requests, wrong
+    wait_until(server.is_idle, "no request and no block of the cache is held")
+    return wrong
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=4)
     options = parser.parse_args()
 
     with serve(DEMO, "option.model_name=demo", "frontend_workers=1") as server:
-        # whatever is done for the first time takes memory: a cache fills, a table grows to its
-        # bound
-        run(server, options.seconds / 5, options.clients)
-        before = memory(server)
-
-        num_requests, wrong = run(server, options.seconds, options.clients)
-        wait_until(server.is_idle, "no request and no block of the cache is held")
-        after = memory(server)
-
+        kept, wrong = soak(server, options.requests // NUM_PARTS, options.clients)
         server.signal(signal.SIGTERM)
         exit_code = server.wait()
-
-    print(f"{num_requests} requests in {options.seconds:.0f} s by {options.clients} clients")
-    is_kept = False
-    for pid, (name, num_bytes) in after.items():
-        kept_bytes = (num_bytes - before.get(pid, (name, 0))[1]) / num_requests
-        is_kept |= kept_bytes > MAX_KEPT_BYTES
-        print(f"{name:16} {num_bytes / 1e6:7.1f} MB {kept_bytes:+8.1f} bytes a request")
 
     print(
         *sorted(set(wrong)),
         f"{len(wrong)} answers with another status, exit code {exit_code}",
         sep="\n",
     )
-    return int(is_kept or bool(wrong) or exit_code != 0)
+    is_leak = any(num_bytes > MAX_KEPT_BYTES for num_bytes in kept.values())
+    return int(is_leak or bool(wrong) or exit_code != 0)
+
+
+def soak(server: Server, num_requests: int, num_clients: int) -> tuple[dict[str, float], list[str]]:
+    """Send requests in NUM_PARTS parts of so many, and print after each what the processes have.
+
+    Return by process the bytes that a request of the second half left behind, and what was answered
+    wrong. In the first half caches fill and tables grow to their bounds.
+    """
+    wrong: list[str] = []
+    parts: list[dict[int, tuple[str, int]]] = []
+    for part in range(1, NUM_PARTS + 1):
+        wrong += run(server, num_requests, num_clients)
+        processes = memory(server)
+        parts.append(processes)
+        sizes = [f"{name} {num_bytes / 1e6:.2f} MB" for name, num_bytes in processes.values()]
+        print(f"{part * num_requests:7} requests: {', '.join(sizes)}", flush=True)
+
+    middle = parts[NUM_PARTS // 2 - 1]
+    num_counted = (NUM_PARTS - NUM_PARTS // 2) * num_requests
+    kept: dict[str, float] = {}
+    for pid, (name, num_bytes) in parts[-1].items():
+        if pid in middle:
+            kept[name] = (num_bytes - middle[pid][1]) / num_counted
+            print(f"{name:16} {kept[name]:+8.1f} bytes a request of the second half")
+
+    return kept, wrong
 
 
 if __name__ == "__main__":
