@@ -263,8 +263,10 @@ UNUSED_AT_START: dict[str, set[str]] = {
         ),
         *("lmi.tracing", "opentelemetry"),
     },
+    # Who does not switch the control plane on does not pay for it.
+    "lmi.gateway.worker": {"botocore", "lmi.gateway.control"},
     **dict.fromkeys(
-        ("lmi.gateway.worker", "lmi.user_code.worker", "lmi.sources.hub", "lmi.sources.worker"),
+        ("lmi.user_code.worker", "lmi.sources.hub", "lmi.sources.worker"),
         set(),
     ),
 }

@@ -11,13 +11,13 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from lmi.errors import ClientGone, ForeignPage, LmiError, Overloaded, shorten
+from lmi.errors import ClientGone, ForeignPage, LmiError, Overloaded
 from lmi.gateway import eventstream
 from lmi.gateway.async_invocations import AsyncInvocations
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
-from lmi.gateway.endpoints import OPERATIONS, AwsEndpoint, Endpoints
+from lmi.gateway.endpoints import AwsEndpoint, Endpoints, EndpointTable
 from lmi.gateway.errors import AwsError, model_error, too_large, unavailable
-from lmi.gateway.exchange import VARIANT, AwsExchange
+from lmi.gateway.exchange import AwsExchange
 from lmi.gateway.members import PREFIX
 from lmi.gateway.settings import GatewaySettings
 from lmi.gateway.signatures import Signatures
@@ -48,7 +48,7 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
-        self.endpoints = Endpoints(settings.endpoints, settings.components)
+        self.endpoints = _endpoints(settings)
         # Of all requests that are open.
         self.num_body_bytes = 0
         self.body_memory = BodyMemory(self, max(MAX_BODY_MEMORY, 4 * settings.max_body_bytes))
@@ -64,10 +64,15 @@ class Gateway:
         self._signatures = Signatures(os.environ) if settings.checks_signatures else None
         self._hosts = () if is_loopback(settings.host) else (ANY,)
 
+    async def start(self) -> None:
+        """Begin what has its own tasks, before the first request."""
+        await self.endpoints.start()
+
     async def close(self) -> None:
         """End what has its own tasks, after the last request."""
         await self._target_models.close()
         await self._async_invocations.close()
+        await self.endpoints.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = AwsExchange(scope, receive, send)
@@ -135,7 +140,7 @@ class Gateway:
 
             body = await response.read()
 
-        headers = headers_for_client(response)
+        headers = headers_for_client(response, exchange.variant)
         await exchange.send_whole(200, response.header("content-type"), body, headers)
 
     async def stream(self, exchange: AwsExchange) -> None:
@@ -143,7 +148,7 @@ class Gateway:
         operation = "InvokeEndpointWithResponseStream"
         timeout_s = self.settings.stream_timeout_s
         async with self._invocation(exchange, operation, timeout_s) as response:
-            headers = headers_for_client(response)
+            headers = headers_for_client(response, exchange.variant)
             headers.append((PREFIX + "Content-Type", response.header("content-type")))
             async with aclosing(self.settings.parts.cut(response)) as parts:
                 async for part in parts:
@@ -174,14 +179,14 @@ class Gateway:
         """Send what the container's /v1/chat/completions answers: its status and bytes, of errors
         too.
         """
-        endpoint = self.endpoints.find(exchange.names["endpoint"])
         values = exchange.values("chat")
+        endpoint = self._find(exchange, values)
         path = "/v1/chat/completions"
         timeout_s = self.settings.stream_timeout_s
         async with self._call(exchange, endpoint, values, path, timeout_s) as response:
             headers = [
                 ("content-length", response.header("content-length")),
-                *headers_for_client(response),
+                *headers_for_client(response, exchange.variant),
             ]
             await exchange.start(response.status, response.header("content-type"), headers)
             while chunk := await response.receive():
@@ -195,7 +200,7 @@ class Gateway:
 
     async def invoke_later(self, exchange: AwsExchange) -> None:
         """Accept an async invocation, and send where its answer will be."""
-        endpoint = self.endpoints.find(exchange.names["endpoint"])
+        endpoint = self._find(exchange, exchange.values("InvokeEndpointAsync"))
         await endpoint.container.check_was_ready()
         job = self._async_invocations.accept(exchange, endpoint)
         url = self._async_invocations.output.url
@@ -209,13 +214,14 @@ class Gateway:
     async def control(self, exchange: AwsExchange) -> None:
         """Answer AWS JSON 1.1: a POST of / that names the operation in X-Amz-Target."""
         target = exchange.headers.get("x-amz-target", "")
-        if target not in OPERATIONS:
-            raise AwsError(
-                "UnknownOperationException", 400, f"The gateway has no operation {shorten(target)}."
-            )
-
-        answer = await OPERATIONS[target](self.endpoints, exchange.payload, exchange.region)
+        answer = await self.endpoints.answer(target, exchange.payload, exchange.region)
         await exchange.send_whole(200, "application/x-amz-json-1.1", orjson.dumps(answer))
+
+    def _find(self, exchange: AwsExchange, values: dict[str, str]) -> AwsEndpoint:
+        """Return the endpoint that a request means, and note its variant. Raises AwsError."""
+        endpoint = self.endpoints.find(exchange.names["endpoint"], values)
+        exchange.variant = endpoint.variant
+        return endpoint
 
     @asynccontextmanager
     async def _invocation(
@@ -224,8 +230,8 @@ class Gateway:
         """Yield the model's response. Raises AwsError for an error of the container, or where none
         came in time.
         """
-        endpoint = self.endpoints.find(exchange.names["endpoint"])
         values = exchange.values(operation)
+        endpoint = self._find(exchange, values)
         target = values.get("TargetModel")
         async with (
             self._target_models.path(endpoint, target, exchange.region) as path,
@@ -262,6 +268,25 @@ class Gateway:
                 yield response
         except ContainerFault as fault:
             raise endpoint.error(fault, exchange.region) from fault
+
+
+def _endpoints(settings: GatewaySettings) -> EndpointTable:
+    """Return the endpoints that flags name, or those that clients create."""
+    if settings.control_dir is None:
+        return Endpoints(settings.endpoints, settings.components)
+
+    # Who does not switch it on does not import it.
+    from lmi.gateway.control.http import ControlledEndpoints
+    from lmi.gateway.control.plane import Plane
+
+    plane = Plane(
+        settings.control_dir,
+        settings.buckets,
+        settings.images,
+        settings.trusts_models,
+        settings.max_containers,
+    )
+    return ControlledEndpoints(plane)
 
 
 ENDPOINT = "/endpoints/(?P<endpoint>[^/]+)"
@@ -303,11 +328,11 @@ async def _text_of_error(response: ContainerResponse) -> str:
     return content.decode(errors="replace")
 
 
-def headers_for_client(response: ContainerResponse) -> list[Header]:
+def headers_for_client(response: ContainerResponse, variant: str) -> list[Header]:
     """Return what a client gets of the container's headers, beside the content type, and the
     variant.
     """
-    headers = [("x-Amzn-Invoked-Production-Variant", VARIANT)]
+    headers = [("x-Amzn-Invoked-Production-Variant", variant)]
     for name in PASSED:
         headers.append((PREFIX + name, response.header(PREFIX + name)))
 

@@ -9,17 +9,25 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from lmi.errors import shorten
-from lmi.gateway.container import Container, ContainerFault, OutOfTime, Unreachable
+from lmi.gateway.container import (
+    Container,
+    ContainerFault,
+    ContainerResponse,
+    OutOfTime,
+    Unreachable,
+)
 from lmi.gateway.errors import ACCOUNT, AwsError, cut, invalid, model_error, unavailable
 from lmi.gateway.exchange import VARIANT
 from lmi.gateway.members import ENDPOINT_NAME
+from lmi.http.exchange import Header
 
 # It stands in place of an endpoint's name.
 ANY = ""
@@ -33,6 +41,28 @@ MAX_NAMES = 1000
 
 Members = dict[str, Any]
 Input = TypeVar("Input")
+
+
+class CalledContainer(Protocol):
+    """What requests to an endpoint call: one container, or one of several."""
+
+    url: str
+
+    async def check_was_ready(self) -> None:
+        """Raise AwsError if it cannot be called yet."""
+
+    async def status(self) -> tuple[str, str]:
+        """Return AWS's EndpointStatus, and why it failed."""
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        headers: Iterable[Header] = (),
+        body: bytes = b"",
+        timeout_s: float = 60.0,
+    ) -> AbstractAsyncContextManager[ContainerResponse]:
+        """As Container.call."""
 
 
 class WatchedContainer(Container):
@@ -89,9 +119,11 @@ class AwsEndpoint:
     """An endpoint: a name, and the container behind it."""
 
     name: str
-    container: WatchedContainer
+    container: CalledContainer
     # In seconds since 1970.
     created_s: float = field(default_factory=time.time)
+    # The one that the container is of.
+    variant: str = VARIANT
 
     def summary(self, status: str, region: str) -> Members:
         """Return the endpoint as ListEndpoints tells of it."""
@@ -110,6 +142,25 @@ class AwsEndpoint:
 
         reason = TIMED_OUT if isinstance(fault, OutOfTime) else str(fault)
         return model_error(0, reason, self.name, region)
+
+
+class EndpointTable(Protocol):
+    """All endpoints of a gateway: those that flags name, or those that clients create."""
+
+    async def start(self) -> None:
+        """Begin what has its own tasks."""
+
+    async def close(self) -> None:
+        """End what has its own tasks."""
+
+    def find(self, name: str, values: Mapping[str, str]) -> AwsEndpoint:
+        """Return the endpoint that a request with these headers means. Raises AwsError."""
+
+    def adapter(self, endpoint: str, component: str | None) -> str:
+        """Return the adapter of a component, or "". Raises AwsError."""
+
+    async def answer(self, target: str, body: bytes, region: str) -> Members:
+        """Return the answer of the operation that X-Amz-Target names. Raises AwsError."""
 
 
 class Described(msgspec.Struct):
@@ -170,7 +221,23 @@ class Endpoints:
         self._any = self._endpoints.pop(ANY, None)
         self._components = components
 
-    def find(self, name: str) -> AwsEndpoint:
+    async def start(self) -> None:
+        """Containers that flags name are there already."""
+
+    async def close(self) -> None:
+        """Containers that flags name stay."""
+
+    def find(self, name: str, values: Mapping[str, str]) -> AwsEndpoint:
+        """Return the endpoint that a request with these headers means. Raises AwsError for an
+        endpoint or a variant that is not there.
+        """
+        endpoint = self._named(name)
+        if values.get("TargetVariant", VARIANT) != VARIANT:
+            raise invalid(f"Variant {values['TargetVariant']} of endpoint {name} not found.")
+
+        return endpoint
+
+    def _named(self, name: str) -> AwsEndpoint:
         """Return the endpoint. Raises AwsError for a name that cannot be one or that no container
         has.
         """
@@ -200,11 +267,20 @@ class Endpoints:
 
         raise invalid(f"Inference Component {component} of endpoint {endpoint} not found.")
 
+    async def answer(self, target: str, body: bytes, region: str) -> Members:
+        """Return the answer of the operation that X-Amz-Target names. Raises AwsError."""
+        if target not in OPERATIONS:
+            raise AwsError(
+                "UnknownOperationException", 400, f"The gateway has no operation {shorten(target)}."
+            )
+
+        return await OPERATIONS[target](self, body, region)
+
     async def describe(self, body: bytes, region: str) -> Members:
         """Answer DescribeEndpoint."""
         name = _decode(body, Described).EndpointName
         try:
-            endpoint = self.find(name)
+            endpoint = self._named(name)
         except AwsError:
             raise _invalid(f"Could not find endpoint {shorten(name)}.") from None
 
@@ -255,7 +331,7 @@ OPERATIONS: dict[str, Callable[[Endpoints, bytes, str], Awaitable[Members]]] = {
 }
 
 
-async def _statuses(containers: Iterable[WatchedContainer]) -> dict[WatchedContainer, str]:
+async def _statuses(containers: Iterable[CalledContainer]) -> dict[CalledContainer, str]:
     """Return AWS's EndpointStatus of each container."""
     ordered = list(containers)
     answers = await asyncio.gather(*(container.status() for container in ordered))

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 
 import orjson
 
-from lmi.gateway.errors import AwsError, invalid
+from lmi.gateway.errors import AwsError
 from lmi.gateway.members import COMPONENT_NAME, MEMBERS, PREFIX, TO_CONTAINER
 from lmi.http.exchange import ENDPOINT_NAME as ENDPOINT_HEADER, Exchange, Header
 
-# The only variant of each endpoint.
+# The only variant of each endpoint that is not of the control plane.
 VARIANT = "AllTraffic"
 # The region in the head of a signature.
 REGION = re.compile(r"Credential=[^/,]+/\d{8}/([a-z0-9-]+)/")
@@ -23,6 +23,8 @@ class AwsExchange(Exchange):
 
     names: Mapping[str, str] = {}
     payload = b""
+    # The one that answers.
+    variant = VARIANT
 
     def _choose_id(self) -> str:
         return str(uuid.uuid4())
@@ -41,11 +43,6 @@ class AwsExchange(Exchange):
         for member in MEMBERS[operation]:
             if member.header in self.headers:
                 values[member.name] = member.check(self.headers[member.header])
-
-        if values.get("TargetVariant", VARIANT) != VARIANT:
-            raise invalid(
-                f"Variant {values['TargetVariant']} of endpoint {self.names['endpoint']} not found."
-            )
 
         component = self.names.get("component")
         if component:

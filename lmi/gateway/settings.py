@@ -1,7 +1,8 @@
 """The settings of the gateway, each of which a flag of `lmi gateway` gives."""
 
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,15 @@ def _place(text: str) -> str:
         raise ValueError(f"must be a folder or s3://BUCKET[/PREFIX], given {text or 'nothing'}")
 
     return str(Path(text).absolute())
+
+
+def _bucket(text: str) -> tuple[str, str]:
+    """Read `NAME[=FOLDER]`."""
+    name, _, folder = text.partition("=")
+    if not re.fullmatch("[a-z0-9][a-z0-9.-]{1,62}", name):
+        raise ValueError(f"needs the name of a bucket, given {name or 'none'}")
+
+    return name, str(Path(folder).absolute()) if folder else ""
 
 
 def _folder(text: str) -> Path:
@@ -155,6 +165,21 @@ class GatewaySettings:
     """[AWS_ENDPOINT_URL_S3]"""
     checks_signatures: bool = _flag(False, name="--check-signatures", is_flag=True)
     """refuse requests not signed with the credentials here"""
+    control_dir: Path | None = _flag(None, _folder, metavar="FOLDER")
+    """lets clients create models and endpoints, whose containers are lmi serve processes; its state
+    and logs are kept here
+    """
+    buckets: Mapping[str, str] = _pairs({}, "--bucket", "NAME[=FOLDER]", _bucket)
+    """a bucket that models of --control-dir may come from; with FOLDER: this folder stands for it
+    """
+    images: Sequence[str] = _flag((), name="--image", metavar="PATTERN", multiple=True)
+    """images that these models may name, * stands for anything; without any: all. Each is lmi serve
+    """
+    trusts_models: bool = _flag(False, name="--trust-models", is_flag=True)
+    """run these containers outside of secure mode and with every variable: their code is run as you
+    """
+    max_containers: int = _flag(8, type=click.IntRange(1, 1000), metavar="NUM")
+    """the limit of these containers"""
     log_level: str = _flag(
         "INFO", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
     )
@@ -172,6 +197,17 @@ def settings(**flags: Any) -> GatewaySettings:
             raise click.UsageError(
                 f"--models must name a folder that exists or s3://BUCKET[/PREFIX], given {source}"
             )
+
+    for folder in gateway_settings.buckets.values():
+        if folder and not Path(folder).is_dir():
+            raise click.UsageError(f"--bucket must name a folder that exists, given {folder}")
+
+    endpoints_of_flags = ("endpoints", "components", "models")
+    if gateway_settings.control_dir is not None and values.keys() & set(endpoints_of_flags):
+        raise click.UsageError(
+            "--control-dir goes without --endpoint, --component and --models: its clients create "
+            "endpoints"
+        )
 
     return gateway_settings
 

@@ -24,8 +24,8 @@ from typing import TypeVar
 import msgspec
 
 from lmi.errors import StartError, cause_line
-from lmi.gateway.container import Container, ContainerFault
-from lmi.gateway.endpoints import ANY, AwsEndpoint
+from lmi.gateway.container import ContainerFault
+from lmi.gateway.endpoints import ANY, AwsEndpoint, CalledContainer
 from lmi.gateway.errors import AwsError, invalid, model_error
 from lmi.gateway.stores import S3_SCHEME
 from lmi.gateway.threads import run_in_thread
@@ -68,11 +68,12 @@ class ModelStore:
 
     The one at SOURCE/KEY, a folder or an archive, is stored at `H/model`, where H is a hash of its
     place, because a key comes from clients and must not become a path. A stamp beside it says from
-    which files it was made. What comes from S3 is kept in `sources`.
+    which files it was made. What comes from S3 is kept in `sources`. Errors call a model `label`.
     """
 
-    def __init__(self, source: str, folder: Path) -> None:
+    def __init__(self, source: str, folder: Path, label: str = "TargetModel") -> None:
         self._folder = folder
+        self._label = label
         self._is_remote = source.startswith(S3_SCHEME)
         self._source = source.rstrip("/") if self._is_remote else str(Path(source).resolve())
 
@@ -83,7 +84,7 @@ class ModelStore:
         # S3 does not have other spellings of a key either.
         if not {"", ".", ".."}.isdisjoint(key.split("/")):
             raise invalid(
-                f"TargetModel must be a relative path without empty parts, . and .., given {key}"
+                f"{self._label} must be a relative path without empty parts, . and .., given {key}"
             )
 
         digest = hashlib.sha256(f"{self._source}/{key}".encode()).hexdigest()
@@ -111,10 +112,10 @@ class ModelStore:
 
             return home / "model", was_replaced
         except StartError as error:
-            raise LoadFailed(f"TargetModel {key}: {error}") from error
+            raise LoadFailed(f"{self._label} {key}: {error}") from error
         except OSError as error:
             raise LoadFailed(
-                f"TargetModel {key} cannot be stored in {home}: {cause_line(error)}"
+                f"{self._label} {key} cannot be stored in {home}: {cause_line(error)}"
             ) from error
 
     def _find(self, key: str) -> Path:
@@ -122,17 +123,17 @@ class ModelStore:
         source = Path(self._source)
         files = (source / key).resolve()
         if not files.is_relative_to(source) or not files.exists():
-            raise invalid(f"TargetModel {key} is not below {source}")
+            raise invalid(f"{self._label} {key} is not below {source}")
 
         if not files.is_dir() and not files.name.endswith(ARCHIVE_SUFFIXES):
             raise invalid(
-                f"TargetModel {key} is neither a folder nor one of {' '.join(ARCHIVE_SUFFIXES)}"
+                f"{self._label} {key} is neither a folder nor one of {' '.join(ARCHIVE_SUFFIXES)}"
             )
 
         link = _link_out_of(source, files)
         if link is not None:
             raise LoadFailed(
-                f"TargetModel {key}: the link {link.relative_to(files)} leads out of the source"
+                f"{self._label} {key}: the link {link.relative_to(files)} leads out of the source"
             )
 
         return files
@@ -210,7 +211,7 @@ class LoadedModels:
     The container is asked what it has, because it may have been restarted since.
     """
 
-    def __init__(self, container: Container) -> None:
+    def __init__(self, container: CalledContainer) -> None:
         self._container = container
         self._num_requests: Counter[str] = Counter()
         self._last_used_s: dict[str, float] = {}

@@ -76,6 +76,12 @@ def run(settings: GatewaySettings) -> int:
 
     listener = bind(settings.host, settings.port)
     if not settings.checks_signatures and not is_loopback(settings.host):
+        if settings.control_dir is not None:
+            raise BadConfiguration(
+                f"--host {settings.host} is no loopback address: --control-dir needs "
+                f"--check-signatures there"
+            )
+
         log.warning(
             "%s is no loopback address, and everybody who reaches it is served", settings.host
         )
@@ -83,6 +89,7 @@ def run(settings: GatewaySettings) -> int:
     say_ready(settings, listener.getsockname()[1])
 
     async def serve() -> None:
+        await gateway.start()
         try:
             await server.serve(sockets=[listener])
         finally:
@@ -118,12 +125,18 @@ def say_ready(settings: GatewaySettings, port: int) -> None:
     """
     url = local_url(settings.host, port)
     endpoints = {name or "*": container for name, container in settings.endpoints.items()}
+    if settings.control_dir is not None:
+        endpoints = {}
+
     if not is_text(settings.log_format):
         event = {"event": "ready", "gateway": url, "port": port, "endpoints": endpoints}
         print(orjson.dumps(event).decode(), flush=True)
         return
 
     rows = []
+    if settings.control_dir is not None:
+        rows.append(f"  endpoints are what clients create, in {escape(str(settings.control_dir))}")
+
     for name, container in endpoints.items():
         rows.append(f"  endpoint {escape(name)} is {escape(container)}")
 

@@ -84,9 +84,25 @@ def test_sources_of_models_and_places_of_async_invocations_are_read(tmp_path: Pa
     )
 
 
+def test_what_a_control_plane_allows_is_read(tmp_path: Path) -> None:
+    flags = ["--control-dir", "here", "--bucket", "real", "--bucket", f"mine={tmp_path}"]
+    more = ["--image", "a*", "--image", "b", "--trust-models", "--max-containers", "3"]
+
+    assert given(*flags, *more) == GatewaySettings(
+        control_dir=Path.cwd() / "here",
+        buckets={"real": "", "mine": str(tmp_path)},
+        images=("a*", "b"),
+        trusts_models=True,
+        max_containers=3,
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "rule"),
     [
+        ("--bucket A_B=/tmp", "needs the name of a bucket"),
+        ("--bucket mine=/nowhere", "must name a folder that exists"),
+        ("--max-containers 0", "0"),
         ("--endpoint https://a", "must be http://HOST"),
         ("--endpoint a.b=http://c", "needs a name of letters"),
         ("--endpoint a=http://b --endpoint a=http://c", "contradicts another --endpoint"),

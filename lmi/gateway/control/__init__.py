@@ -1,0 +1,3 @@
+"""SageMaker's control plane: models, configurations and endpoints whose containers are `lmi serve`
+processes of this machine.
+"""

@@ -1,0 +1,62 @@
+"""Operations of endpoint configurations: which models serve an endpoint, with which shares of its
+traffic.
+"""
+
+from lmi.gateway.control.fleet import sizes_of
+from lmi.gateway.control.listing import page
+from lmi.gateway.control.models import container_of
+from lmi.gateway.control.plane import Plane
+from lmi.gateway.control.resources import CONFIG, Deployment, Resource, common
+from lmi.gateway.control.service_model import Members, invalid
+
+
+def create(plane: Plane, members: Members, region: str) -> Members:
+    variants = members["ProductionVariants"]
+    names = {variant["VariantName"] for variant in variants}
+    if len(names) < len(variants):
+        raise invalid("Each production variant must have a name of its own.")
+
+    if members.get("ShadowProductionVariants"):
+        raise invalid("ShadowProductionVariants are not run by this gateway.")
+
+    num_models = 0
+    for variant in variants:
+        if "ModelName" in variant:
+            num_models += 1
+            plane.store.models.find(variant["ModelName"], region)
+
+    if num_models not in (0, len(variants)):
+        raise invalid("Either every production variant must have a ModelName, or none.")
+
+    resource = Resource(**common(CONFIG, members, region))
+    plane.store.configs.add(resource)
+    return resource.described(CONFIG)
+
+
+def describe(plane: Plane, members: Members, region: str) -> Members:
+    return plane.store.configs.find(members["EndpointConfigName"], region).described(CONFIG)
+
+
+def list_all(plane: Plane, members: Members, region: str) -> Members:
+    return page(CONFIG, plane.store.configs, members, lambda resource: resource.described(CONFIG))
+
+
+def delete(plane: Plane, members: Members, region: str) -> Members:
+    name = members["EndpointConfigName"]
+    plane.store.configs.find(name, region)
+    plane.store.configs.remove(name)
+    return {}
+
+
+def deployment(plane: Plane, name: str, region: str) -> Deployment:
+    """Return what an endpoint of this configuration runs. Raises AwsError if a part is gone."""
+    config = plane.store.configs.find(name, region).members
+    containers = {}
+    for variant in config["ProductionVariants"]:
+        if "ModelName" in variant:
+            model = plane.store.models.find(variant["ModelName"], region)
+            containers[variant["VariantName"]] = container_of(model)
+
+    return Deployment(
+        config=config, containers=containers, sizes=sizes_of(config["ProductionVariants"])
+    )

@@ -1,0 +1,255 @@
+"""The life of an endpoint: created, updated blue/green, rolled back, deleted, and brought back
+after the gateway was killed.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from lmi.gateway.control.definition import Definitions
+from lmi.gateway.control.fleet import Fleet
+from lmi.gateway.control.group import Capacity, GroupContainer, InstanceGroup
+from lmi.gateway.control.instance import InstanceFailed
+from lmi.gateway.control.resources import (
+    CREATING,
+    DELETING,
+    FAILED,
+    IN_SERVICE,
+    ROLLING_BACK,
+    SYSTEM_UPDATING,
+    UNDER_WAY,
+    UPDATING,
+    Deployment,
+    EndpointResource,
+    VariantSize,
+)
+from lmi.gateway.control.service_model import invalid
+from lmi.gateway.control.store import ResourceTable
+from lmi.gateway.endpoints import AwsEndpoint
+from lmi.gateway.errors import ACCOUNT, AwsError, invalid as invalid_invocation
+
+NEEDS_COMPONENT = (
+    "Inference Component Name header is required for endpoints to which you plan to deploy "
+    "inference components. Please include Inference Component Name header or consider using "
+    "SageMaker models."
+)
+
+log = logging.getLogger(__name__)
+
+
+class EndpointLife:
+    """One endpoint and the fleet that serves it. One change at a time is under way."""
+
+    def __init__(
+        self,
+        name: str,
+        table: ResourceTable[EndpointResource],
+        definitions: Definitions,
+        capacity: Capacity,
+    ) -> None:
+        self.name = name
+        self._table = table
+        self._definitions = definitions
+        self._capacity = capacity
+        self._fleet: Fleet | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def resource(self) -> EndpointResource:
+        resource = self._table.get(self.name)
+        assert resource is not None
+        return resource
+
+    # What clients ask for. Each returns at once, and the change goes on.
+
+    def create(self, resource: EndpointResource) -> None:
+        """Begin to create the endpoint. Raises AwsError, and nothing is kept then."""
+        self._table.check_free(resource)
+        fleet = self._new_fleet(resource.deployment)
+        self._table.add(msgspec.structs.replace(resource, status=CREATING))
+        shutil.rmtree(self._definitions.folder / "logs" / self.name, ignore_errors=True)
+        self._begin(self._start(fleet))
+
+    def update(self, deployment: Deployment, deployment_config: dict[str, Any] | None) -> None:
+        """Begin to put another deployment in the place of the present one. Raises AwsError."""
+        self._check_may_change()
+        fleet = self._new_fleet(deployment)
+        self._note(UPDATING, next=deployment, last_deployment_config=deployment_config)
+        self._begin(self._replace(fleet, deployment))
+
+    def resize(self, sizes: dict[str, VariantSize]) -> None:
+        """Begin to give the variants other weights and numbers of instances. Raises AwsError."""
+        self._check_may_change()
+        assert self._fleet is not None
+        self._fleet.reserve(sizes)
+        deployment = msgspec.structs.replace(self.resource.deployment, sizes=sizes)
+        self._note(UPDATING, next=deployment)
+        self._begin(self._resize(self._fleet, deployment))
+
+    def delete(self) -> None:
+        """Begin to delete the endpoint. Raises AwsError while it is changed."""
+        if self.resource.status in UNDER_WAY:
+            raise self._table.kind.in_progress(self.resource.arn)
+
+        self._note(DELETING)
+        self._begin(self._delete())
+
+    def restore(self) -> None:
+        """Begin to bring the endpoint back that a former gateway had."""
+        status = self.resource.status
+        if status == DELETING:
+            self._table.remove(self.name)
+        elif status != FAILED:
+            self._begin(self._bring_back(status))
+
+    async def close(self) -> None:
+        """End its containers, and leave its resource as it is."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+        if self._fleet is not None:
+            await self._fleet.stop()
+
+    # What requests ask for.
+
+    def find(self, variant: str | None) -> AwsEndpoint:
+        """Return the endpoint with a variant, of this name or by chance. Raises AwsError."""
+        fleet = self.serving()
+        if variant is not None and variant not in fleet.groups:
+            raise invalid_invocation(f"Variant {variant} of endpoint {self.name} not found.")
+
+        chosen = variant or fleet.choose()
+        if chosen is None:
+            raise invalid_invocation(NEEDS_COMPONENT)
+
+        container = GroupContainer(
+            f"variant {chosen} of endpoint {self.name}",
+            lambda: self._group(chosen),
+            self.resource.status,
+        )
+        return AwsEndpoint(self.name, container, self.resource.created_s, chosen)
+
+    def serving(self) -> Fleet:
+        """Return the fleet that serves now. Raises AwsError if the endpoint is not in service."""
+        if self._fleet is None:
+            raise invalid_invocation(f"Endpoint {self.name} of account {ACCOUNT} not found.")
+
+        return self._fleet
+
+    def num_ready(self, variant: str) -> int:
+        """Return how many instances of a variant serve."""
+        group = self._fleet.groups.get(variant) if self._fleet else None
+        return group.num_ready if group else 0
+
+    def _group(self, variant: str) -> InstanceGroup:
+        """Return the group of a variant, or of another where an update has taken it away."""
+        groups = self.serving().groups
+        return groups.get(variant) or next(iter(groups.values()))
+
+    # The changes.
+
+    async def _start(self, fleet: Fleet) -> None:
+        await fleet.start()
+        self._fleet = fleet
+        self._note(IN_SERVICE)
+
+    async def _replace(self, fleet: Fleet, deployment: Deployment) -> None:
+        """Start the new fleet beside the former one, which ends when nobody needs it."""
+        try:
+            await fleet.start()
+        except InstanceFailed as failure:
+            self._roll_back(failure)
+            return
+
+        former = self._fleet
+        self._fleet = fleet
+        self._note(UPDATING, deployment=deployment, next=None)
+        if former is not None:
+            await former.stop()
+
+        self._note(IN_SERVICE)
+
+    async def _resize(self, fleet: Fleet, deployment: Deployment) -> None:
+        try:
+            await fleet.resize(deployment.sizes)
+        except InstanceFailed as failure:
+            self._note(ROLLING_BACK, failure_reason=str(failure))
+            fleet.reserve(self.resource.deployment.sizes)
+            await fleet.resize(self.resource.deployment.sizes)
+            self._roll_back(failure)
+            return
+
+        self._note(IN_SERVICE, deployment=deployment, next=None)
+
+    def _roll_back(self, failure: InstanceFailed) -> None:
+        log.warning("endpoint %s goes back to its former configuration: %s", self.name, failure)
+        self._note(ROLLING_BACK, failure_reason=str(failure))
+        self._note(IN_SERVICE, failure_reason=str(failure), next=None)
+
+    async def _delete(self) -> None:
+        fleet = self._fleet
+        self._fleet = None
+        if fleet is not None:
+            await fleet.stop()
+
+        self._table.remove(self.name)
+
+    async def _bring_back(self, status: str) -> None:
+        """Start what a former gateway ran, then go on with what it was about to do."""
+        resource = self.resource
+        fleet = self._new_fleet(resource.deployment)
+        self._note(CREATING if status == CREATING else SYSTEM_UPDATING, resource.failure_reason)
+        await fleet.start()
+        self._fleet = fleet
+        if resource.next is not None:
+            next_fleet = self._new_fleet(resource.next)
+            self._note(UPDATING)
+            await self._replace(next_fleet, resource.next)
+        else:
+            self._note(IN_SERVICE, resource.failure_reason)
+
+    # What they share.
+
+    def _new_fleet(self, deployment: Deployment) -> Fleet:
+        return Fleet(self.name, deployment, self._definitions, self._capacity)
+
+    def _check_may_change(self) -> None:
+        resource = self.resource
+        if resource.status in UNDER_WAY:
+            raise self._table.kind.in_progress(resource.arn)
+
+        if resource.status == FAILED:
+            raise invalid(
+                f'Cannot update failed endpoint "{resource.arn}": it can only be deleted.'
+            )
+
+    def _note(self, status: str, failure_reason: str = "", **changes: Any) -> None:
+        """Keep the endpoint's new status."""
+        resource = msgspec.structs.replace(
+            self.resource,
+            status=status,
+            failure_reason=failure_reason,
+            modified_s=time.time(),
+            **changes,
+        )
+        self._table.put(resource)
+        log.info("endpoint %s is %s", self.name, status)
+
+    def _begin(self, change: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.create_task(self._run(change))
+
+    async def _run(self, change: Coroutine[Any, Any, None]) -> None:
+        try:
+            await change
+        except (AwsError, InstanceFailed) as error:
+            log.warning("endpoint %s failed: %s", self.name, error)
+            self._note(FAILED, str(error), next=None)
+        except Exception as error:
+            log.exception("endpoint %s failed in the gateway", self.name)
+            self._note(FAILED, f"The gateway failed: {error}", next=None)

@@ -1,0 +1,184 @@
+"""The instances of one container definition: those of a variant, or the copies of a component."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+from lmi.gateway.container import ContainerResponse, Unreachable
+from lmi.gateway.control.definition import Definitions, Launch
+from lmi.gateway.control.instance import Instance, InstanceFailed
+from lmi.gateway.control.service_model import Members
+from lmi.gateway.errors import AwsError, unavailable
+from lmi.gateway.target_models import LoadFailed
+from lmi.gateway.threads import run_in_thread
+from lmi.http.exchange import Header
+
+# SageMaker's, where a configuration names no other.
+STARTUP_TIMEOUT_S = 480
+
+
+class Capacity:
+    """How many instances may run, and how many are taken."""
+
+    def __init__(self, max_instances: int) -> None:
+        self._max_instances = max_instances
+        self._num_taken = 0
+
+    def check(self, num: int) -> None:
+        """Raise AwsError if so many further ones are too many."""
+        if self._num_taken + num > self._max_instances:
+            raise AwsError(
+                "ResourceLimitExceeded",
+                400,
+                f"The limit of containers at this gateway is {self._max_instances} "
+                f"(--max-containers), with current utilization of {self._num_taken} and a request "
+                f"delta of {num}.",
+            )
+
+    def take(self, num: int) -> None:
+        """Take so many, or give back where it is negative. Raises AwsError if there is no room."""
+        if num > 0:
+            self.check(num)
+
+        self._num_taken += num
+
+
+class InstanceGroup:
+    """`num` instances of a container. Raises AwsError if the gateway has no room for them."""
+
+    def __init__(
+        self,
+        definitions: Definitions,
+        capacity: Capacity,
+        container: Members,
+        num: int,
+        log_name: str,
+        timeout_s: float = STARTUP_TIMEOUT_S,
+    ) -> None:
+        capacity.take(num)
+        self.container = container
+        self._definitions = definitions
+        self._capacity = capacity
+        self._num_reserved = num
+        self._timeout_s = timeout_s
+        self._log_file = definitions.folder / "logs" / log_name
+        self._launch: Launch | None = None
+        self._instances: list[Instance] = []
+        self._is_changing = asyncio.Lock()
+
+    @property
+    def num_ready(self) -> int:
+        return sum(instance.is_ready for instance in self._instances)
+
+    def reserve(self, num: int) -> None:
+        """Reserve room for as many instances as `settle` is to start. Raises AwsError."""
+        self._capacity.take(num - self._num_reserved)
+        self._num_reserved = num
+
+    async def settle(self) -> None:
+        """Start or end instances until there are as many as are reserved.
+
+        Raises InstanceFailed if one does not start. Those that it has started have ended then.
+        """
+        async with self._is_changing:
+            num_missing = self._num_reserved - len(self._instances)
+            if num_missing < 0:
+                surplus = self._instances[num_missing:]
+                del self._instances[num_missing:]
+                await _stop(surplus)
+            elif num_missing:
+                await self._start(num_missing)
+
+    async def stop(self) -> None:
+        """End all instances, each after its requests."""
+        instances = self._instances
+        self._instances = []
+        try:
+            await _stop(instances)
+        finally:
+            self._capacity.take(-self._num_reserved)
+            self._num_reserved = 0
+
+    def pick(self) -> Instance:
+        """Return the instance with the fewest requests. Raises Unreachable if none is ready."""
+        ready = [instance for instance in self._instances if instance.is_ready]
+        if not ready:
+            raise Unreachable("no container is ready")
+
+        return min(ready, key=lambda instance: instance.num_requests)
+
+    def ready_instances(self) -> list[Instance]:
+        """Return all instances that serve."""
+        return [instance for instance in self._instances if instance.is_ready]
+
+    async def _start(self, num: int) -> None:
+        if self._launch is None:
+            self._launch = await self._bring()
+
+        instances = []
+        for _ in range(num):
+            log_file = self._log_file.with_name(f"{self._log_file.name}-{uuid.uuid4().hex[:8]}.log")
+            instances.append(Instance(self._launch, log_file, self._timeout_s))
+
+        # Those that were ready first must not wait for one that never is.
+        starts = [asyncio.create_task(instance.start()) for instance in instances]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+
+            await asyncio.gather(*starts, return_exceptions=True)
+            await _stop(instances)
+            raise
+
+        self._instances += instances
+
+    async def _bring(self) -> Launch:
+        """Bring the model's files, and return how the container is started."""
+        try:
+            return await run_in_thread(self._definitions.launch, self.container)
+        except (AwsError, LoadFailed) as error:
+            raise InstanceFailed(str(error)) from error
+
+
+class GroupContainer:
+    """What requests call: the container of a group that is found anew for each, so that one which
+    waited meets the instances that are there by then.
+    """
+
+    def __init__(self, url: str, find: Callable[[], InstanceGroup], status: str) -> None:
+        self.url = url
+        self._find = find
+        self._status = status
+
+    async def check_was_ready(self) -> None:
+        """Raise AwsError if no instance is ready."""
+        try:
+            self._find().pick()
+        except Unreachable as fault:
+            raise unavailable(f"{self.url}: {fault}") from None
+
+    async def status(self) -> tuple[str, str]:
+        """Return AWS's EndpointStatus, and why it failed."""
+        return self._status, ""
+
+    @asynccontextmanager
+    async def call(
+        self,
+        method: str,
+        path: str,
+        headers: Iterable[Header] = (),
+        body: bytes = b"",
+        timeout_s: float = 60.0,
+    ) -> AsyncIterator[ContainerResponse]:
+        """As Container.call, at the instance with the fewest requests."""
+        instance = self._find().pick()
+        with instance.lease() as container:
+            async with container.call(method, path, headers, body, timeout_s) as response:
+                yield response
+
+
+async def _stop(instances: Iterable[Instance]) -> None:
+    await asyncio.gather(*(instance.stop() for instance in instances))

@@ -1,0 +1,51 @@
+"""The door of the control plane: what the gateway's requests ask of it."""
+
+from collections.abc import Mapping
+
+from lmi.errors import shorten
+from lmi.gateway.control.operations import OPERATIONS
+from lmi.gateway.control.plane import Plane
+from lmi.gateway.control.service_model import TARGET_PREFIX, Members, ServiceModel
+from lmi.gateway.endpoints import AwsEndpoint
+from lmi.gateway.errors import AwsError
+from lmi.gateway.members import ENDPOINT_NAME
+
+# The longest name of a region that is believed.
+MAX_REGION_CHARS = 32
+
+
+class ControlledEndpoints:
+    """The endpoints that clients create, in the place of those that flags name."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._model = ServiceModel()
+
+    async def start(self) -> None:
+        """Begin to bring back what a former gateway had."""
+        self._plane.start()
+
+    async def close(self) -> None:
+        """End all containers."""
+        await self._plane.close()
+
+    def find(self, name: str, values: Mapping[str, str]) -> AwsEndpoint:
+        """Return the endpoint that a request with these headers means. Raises AwsError."""
+        ENDPOINT_NAME.check(name)
+        return self._plane.invoked(name).find(values.get("TargetVariant"))
+
+    def adapter(self, endpoint: str, component: str | None) -> str:
+        """Return the adapter of a component, or "". Raises AwsError."""
+        return ""
+
+    async def answer(self, target: str, body: bytes, region: str) -> Members:
+        """Return the answer of the operation that X-Amz-Target names. Raises AwsError."""
+        operation = target.removeprefix(TARGET_PREFIX)
+        if not target.startswith(TARGET_PREFIX) or operation not in OPERATIONS:
+            raise AwsError(
+                "UnknownOperationException", 400, f"The gateway has no operation {shorten(target)}."
+            )
+
+        members = self._model.read(operation, body)
+        answer = OPERATIONS[operation](self._plane, members, region[:MAX_REGION_CHARS])
+        return self._model.answer(operation, answer)

@@ -1,0 +1,29 @@
+"""The operations of the control plane, by AWS's names."""
+
+from collections.abc import Callable
+
+from lmi.gateway.control import configs, endpoints, models, tags
+from lmi.gateway.control.plane import Plane
+from lmi.gateway.control.service_model import Members
+
+Operation = Callable[[Plane, Members, str], Members]
+# Each takes the members of its input and the region, and returns at least those of its output.
+OPERATIONS: dict[str, Operation] = {
+    "AddTags": tags.add,
+    "CreateEndpoint": endpoints.create,
+    "CreateEndpointConfig": configs.create,
+    "CreateModel": models.create,
+    "DeleteEndpoint": endpoints.delete,
+    "DeleteEndpointConfig": configs.delete,
+    "DeleteModel": models.delete,
+    "DeleteTags": tags.delete,
+    "DescribeEndpoint": endpoints.describe,
+    "DescribeEndpointConfig": configs.describe,
+    "DescribeModel": models.describe,
+    "ListEndpointConfigs": configs.list_all,
+    "ListEndpoints": endpoints.list_all,
+    "ListModels": models.list_all,
+    "ListTags": tags.list_all,
+    "UpdateEndpoint": endpoints.update,
+    "UpdateEndpointWeightsAndCapacities": endpoints.update_weights,
+}

@@ -1,0 +1,59 @@
+"""All that the control plane of one gateway has: its resources, the lives of its endpoints, and
+what the operator allows.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lmi.gateway.control.definition import Definitions
+from lmi.gateway.control.endpoint import EndpointLife
+from lmi.gateway.control.group import Capacity
+from lmi.gateway.control.store import ControlState
+from lmi.gateway.errors import ACCOUNT, invalid as invalid_invocation
+
+
+class Plane:
+    """The resources in `folder`, and what runs of them. Raises BadConfiguration for a folder that
+    cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        buckets: Mapping[str, str],
+        images: Sequence[str],
+        trusts_models: bool,
+        max_containers: int,
+    ) -> None:
+        self.store = ControlState(folder)
+        self.definitions = Definitions(
+            folder=folder, buckets=buckets, images=images, trusts_models=trusts_models
+        )
+        self._capacity = Capacity(max_containers)
+        self._lives: dict[str, EndpointLife] = {}
+
+    def start(self) -> None:
+        """Begin to bring back what a former gateway had."""
+        for resource in self.store.endpoints:
+            self.life(resource.name).restore()
+
+    async def close(self) -> None:
+        """End all containers."""
+        await asyncio.gather(*(life.close() for life in self._lives.values()))
+
+    def life(self, name: str) -> EndpointLife:
+        """Return the life of an endpoint, a new one for a name that has none."""
+        if name not in self._lives or self.store.endpoints.get(name) is None:
+            self._lives[name] = EndpointLife(
+                name, self.store.endpoints, self.definitions, self._capacity
+            )
+
+        return self._lives[name]
+
+    def invoked(self, name: str) -> EndpointLife:
+        """Return the life of an endpoint that a request names. Raises AwsError if there is none."""
+        if self.store.endpoints.get(name) is None:
+            raise invalid_invocation(f"Endpoint {name} of account {ACCOUNT} not found.")
+
+        return self.life(name)
