@@ -8,12 +8,21 @@ which is kept here.
 import math
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from handlers.base.beams import Candidate, num_candidates
 from handlers.base.sequence import Sequence
 from handlers.driven.outputs import LogProbs, SequenceOutput, best_tokens, note_prompt
 from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import EngineInfo, Request
+
+
+class _Refused(NamedTuple):
+    """A parameter that a request cannot have beside beams, and whether it has it."""
+
+    name: str
+    noun: str
+    is_set: bool
 
 
 def check_beams(request: Request, info: EngineInfo) -> None:
@@ -24,16 +33,19 @@ def check_beams(request: Request, info: EngineInfo) -> None:
         return
 
     config = request.sampling_config
-    for name, noun, is_given in (
-        ("embedding_bias", "biases", bool(request.embedding_bias)),
-        ("images", "images", bool(request.images)),
-        ("bad_words", "bad words", bool(request.bad_words)),
-        ("repetition_penalty", "penalties", config.repetition_penalty not in (None, 1)),
-        ("presence_penalty", "penalties", bool(config.presence_penalty)),
-        ("frequency_penalty", "penalties", bool(config.frequency_penalty)),
-    ):
-        if is_given:
-            raise Unsupported(name, f"{info.name} has no {noun} in a beam search")
+    refused = (
+        _Refused("embedding_bias", "biases", bool(request.embedding_bias)),
+        _Refused("images", "images", bool(request.images)),
+        _Refused("bad_words", "bad words", bool(request.bad_words)),
+        _Refused("repetition_penalty", "penalties", config.repetition_penalty not in (None, 1)),
+        _Refused("presence_penalty", "penalties", bool(config.presence_penalty)),
+        _Refused("frequency_penalty", "penalties", bool(config.frequency_penalty)),
+    )
+    for parameter in refused:
+        if parameter.is_set:
+            raise Unsupported(
+                parameter.name, f"{info.name} has no {parameter.noun} in a beam search"
+            )
 
     num_ends = len(_ends(request))
     num_over = num_candidates(config.beam_width, num_ends) - info.capabilities.max_top_log_probs
@@ -121,7 +133,11 @@ class BeamRounds:
 
         note_prompt(self._sequence, outputs[0])
         self._sequence.num_computed = self._sequence.num_tokens
+        self._advance(outputs)
+        return True
 
+    def _advance(self, outputs: list[SequenceOutput]) -> None:
+        """Continue the search by the outputs of all rows, in the order of the beams."""
         # Every row asks for log-probs, so there are as many as beams.
         all_log_probs = [
             row_output.log_probs for row_output in outputs if row_output.log_probs is not None
@@ -132,7 +148,6 @@ class BeamRounds:
             tops = [best_tokens(log_probs, 0, self._num_top) for log_probs in all_log_probs]
 
         self._sequence.advance(candidates, tops)
-        return True
 
     def _candidates(self, log_probs: LogProbs) -> list[Candidate]:
         """Return the tokens that may continue a beam, by its log-probs."""

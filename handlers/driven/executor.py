@@ -8,6 +8,7 @@ those that waited are given to the engine again.
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence as SequenceOf
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -192,17 +193,26 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         for number, preparation in enumerate(self._preparations):
             for sequence, future in preparation.take_done():
                 prepared.append(sequence)
-                try:
-                    preparation.equip(sequence, future.result())
-                except errors.LmiError as error:
-                    self._fail(sequence, error)
-                except Exception as error:
-                    log.exception("request %d was not prepared", sequence.id)
-                    sequence.fail(f"the request was not prepared: {errors.cause_line(error)}")
-                else:
+                if self._equip(preparation, sequence, future):
                     self._add(sequence, number + 1)
 
         return [sequence for sequence in prepared if sequence.is_finished]
+
+    def _equip(
+        self, preparation: Preparation[Any], sequence: Sequence, future: Future[Any]
+    ) -> bool:
+        """Give a sequence what was prepared for it. Returns False if that failed."""
+        try:
+            preparation.equip(sequence, future.result())
+        except errors.LmiError as error:
+            self._fail(sequence, error)
+            return False
+        except Exception as error:
+            log.exception("request %d was not prepared", sequence.id)
+            sequence.fail(f"the request was not prepared: {errors.cause_line(error)}")
+            return False
+
+        return True
 
     def _remove(self, sequence: Sequence) -> None:
         for preparation in self._preparations:
@@ -307,26 +317,37 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                 self._engine.add(self._work(sequence))
                 self._known[name_of(sequence)] = sequence
             else:
-                sequence.beam_state = sequence.beam_state or BeamRounds(sequence, name_of(sequence))
-                for row in _rounds(sequence).begin():
-                    self._engine.add(self._row_work(sequence, row))
-                    self._known[row.name] = sequence
+                self._begin_round(sequence)
         except Exception as error:
-            if self._kind_of(error) is not ErrorKind.INVALID:
-                # Of an LmiError the client reads all that is known.
-                is_explained = isinstance(error, errors.LmiError)
-                log.error(
-                    "%s did not take request %d: %s",
-                    self.title,
-                    sequence.id,
-                    error,
-                    exc_info=not is_explained,
-                )
-
+            self._tell_refusal(sequence, error)
             self._fail(sequence, error)
             return False
 
         return True
+
+    def _begin_round(self, sequence: Sequence) -> None:
+        """Give the engine each running beam of a sequence. Raises what `Engine.add` raises."""
+        if sequence.beam_state is None:
+            sequence.beam_state = BeamRounds(sequence, name_of(sequence))
+
+        for row in _rounds(sequence).begin():
+            self._engine.add(self._row_work(sequence, row))
+            self._known[row.name] = sequence
+
+    def _tell_refusal(self, sequence: Sequence, error: Exception) -> None:
+        """Tell the log of a sequence that was refused, unless its client can mend it."""
+        if self._kind_of(error) is ErrorKind.INVALID:
+            return
+
+        # Of an LmiError the client reads all that is known.
+        is_explained = isinstance(error, errors.LmiError)
+        log.error(
+            "%s did not take request %d: %s",
+            self.title,
+            sequence.id,
+            error,
+            exc_info=error if not is_explained else None,
+        )
 
     def _take(self, output: SequenceOutput, step: Step[Sequence]) -> None:
         sequence = self._known.get(output.id)
@@ -335,8 +356,8 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
             return
 
         is_first = sequence.is_prefilling
-        num_before = sequence.num_tokens
         if sequence.search is None or self.searches_beams:
+            num_before = sequence.num_tokens
             feed(sequence, output)
             # An output may carry the tokens of several steps.
             num_new = sequence.num_tokens - num_before
@@ -416,7 +437,10 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
 
 def _names_of(sequence: Sequence) -> list[str]:
     """The ids of a sequence, or of its running beams, at the engine."""
-    return [name_of(sequence)] if sequence.beam_state is None else _rounds(sequence).names
+    if sequence.beam_state is None:
+        return [name_of(sequence)]
+
+    return _rounds(sequence).names
 
 
 def _rounds(sequence: Sequence) -> BeamRounds:

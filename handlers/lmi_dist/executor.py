@@ -30,11 +30,13 @@ from handlers.lmi_dist.lora_adapters import LoraAdapters
 from handlers.lmi_dist.memory import MemoryWatch
 from handlers.lmi_dist.native.library import num_threads
 from handlers.lmi_dist.native.wishes import Floats
+from handlers.lmi_dist.outlook import advance_beams
 from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.plan import num_tokens_of
 from handlers.lmi_dist.post_processors import new_post_processors
+from handlers.lmi_dist.prompt_log_probs import note_prompt
 from handlers.lmi_dist.runner import Limits, Runner
-from handlers.lmi_dist.sampler import Draw, Sampler, advance_beams, append_draws, note_prompt
+from handlers.lmi_dist.sampler import Draw, Sampler, append_draws
 from handlers.lmi_dist.scheduled_batch import Batch
 from handlers.lmi_dist.scheduler import Scheduler
 from handlers.lmi_dist.sequence import EmbeddedSequence

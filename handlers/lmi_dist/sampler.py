@@ -3,19 +3,17 @@
 Log-probs are the model's, before any rule. Functions of the user change a copy of the row, then
 rules and a guide. What is wanted of each row is a record of `native/wishes.py`, and one call
 fulfils those of a step; `native/plain_sampling.py` says how a token is drawn. The bits of a row
-depend on it alone. The candidates of a beam search are the best log-probs of the model after such
-changes, as in transformers.
+depend on it alone.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice, repeat
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from handlers.base.beams import AnyCandidate
-from handlers.base.sequence import Sequence
 from handlers.lmi_dist.guides import fill_masks
 from handlers.lmi_dist.logits_rules import RuledRow, add_rules, new_rules
 from handlers.lmi_dist.native.library import NotAvailable, load
@@ -31,26 +29,17 @@ from handlers.lmi_dist.native.wishes import (
     Sampling,
     new_wishes,
 )
-from handlers.lmi_dist.plan import Chunk
+from handlers.lmi_dist.outlook import Outlook
 from handlers.lmi_dist.post_processors import PostProcessors
 from handlers.lmi_dist.sampler_state import SamplerState
 from handlers.lmi_dist.sequence import EmbeddedSequence
-from lmi.executor import PromptLogProb, SamplingConfig, TokenLogProb
+from lmi.executor import SamplingConfig, TokenLogProb
 
 MIN_TEMPERATURE = 1e-5
 MAX_TOP_LOG_PROBS = 20
 # A token, its log-prob if the request wants any, and the alternatives if it wants them: what
 # `Sequence.append` takes.
 Draw: TypeAlias = tuple[int, float, list[TokenLogProb] | None]
-
-
-class Outlook(NamedTuple):
-    """What may come next in one row: candidates, and the alternatives that a Result lists."""
-
-    candidates: list[AnyCandidate]
-    top: list[TokenLogProb]
-    # Whether the row's logits are numbers, after functions of the user too.
-    is_usable: bool
 
 
 class Sampler:
@@ -103,25 +92,29 @@ class Sampler:
         row_of = dict(zip(sequences, rows, strict=True))
         searches = list(dict.fromkeys(beam.owner for beam in sequences))
         beams = [beam for sequence in searches for beam in sequence.beam_rows]
-        for beam in beams:
-            # Only the head has a search, before it has rows.
-            if beam.search is not None:
-                self.new_state(beam, beam.search.num_candidates)
+        states = [self._state_of_beam(beam) for beam in beams]
+        rows_of_beams = [row_of[beam] for beam in beams]
+        choices, best = self.fulfil(logits, rows_of_beams, beams, states)
 
-        states = [beam.sampler_state or self.new_state(beam) for beam in beams]
-        choices, best = self.fulfil(logits, [row_of[beam] for beam in beams], beams, states)
-
+        # Of each beam first the alternatives of a Result, then the candidates.
         ranked = iter(best.tolist())
         outlooks = dict[EmbeddedSequence, list[Outlook]]()
         for beam, state, status in zip(beams, states, choices["status"].tolist(), strict=True):
             search = beam.owner.search
             assert search is not None
 
-            top = _top(ranked, state.num_top)
+            top = next_top(ranked, state.num_top)
             candidates = list(islice(ranked, min(search.num_candidates, self.vocab_size)))
             outlooks.setdefault(beam.owner, []).append(Outlook(candidates, top, status == CHOSEN))
 
         return outlooks
+
+    def _state_of_beam(self, beam: EmbeddedSequence) -> SamplerState:
+        if beam.search is not None:
+            # Only the head has a search, before it has rows.
+            return self.new_state(beam, beam.search.num_candidates)
+
+        return beam.sampler_state or self.new_state(beam)
 
     def fulfil(
         self,
@@ -133,7 +126,9 @@ class Sampler:
         """What the sequences wish of their rows of `logits`, after functions of the user, rules and
         guides.
         """
-        wishes = np.frombuffer(bytearray(b"".join([state.wish for state in states])), WISH)
+        # A copy, into which the step may write.
+        records = bytearray(b"".join([state.wish for state in states]))
+        wishes = np.frombuffer(records, WISH)
         wishes["row"] = rows
         wishes["position"] = [len(row.token_ids) - row.num_prompt_tokens for row in sequences]
         sampling = Sampling(logits, wishes)
@@ -145,12 +140,7 @@ class Sampler:
             sampling.masks = fill_masks(sequences, guided, self.vocab_size)
             wishes["mask"][guided] = guided
 
-        ruled: list[RuledRow] = []
-        for place, state in enumerate(states):
-            if state.rules:
-                sequence = sequences[place]
-                ruled.append(RuledRow(place, sequence, state.rules, sequence.must_end))
-
+        ruled = _ruled_rows(sequences, states)
         if ruled:
             add_rules(sampling, ruled)
 
@@ -198,6 +188,16 @@ class Sampler:
         return state
 
 
+def _ruled_rows(sequences: list[EmbeddedSequence], states: list[SamplerState]) -> list[RuledRow]:
+    ruled: list[RuledRow] = []
+    for place, state in enumerate(states):
+        if state.rules:
+            sequence = sequences[place]
+            ruled.append(RuledRow(place, sequence, state.rules, sequence.must_end))
+
+    return ruled
+
+
 def filters_of(config: SamplingConfig, vocab_size: int) -> dict[str, float]:
     """Of a wish, what a request says of how to choose."""
     temperature = 1.0
@@ -237,65 +237,13 @@ def _tops(
     """The alternatives of each sequence whose request wants some, out of those of all."""
     tops: list[list[TokenLogProb] | None] = []
     for state in states:
-        tops.append(_top(alternatives, state.num_top) if state.num_top else None)
+        tops.append(next_top(alternatives, state.num_top) if state.num_top else None)
 
     return tops
 
 
-def _top(alternatives: Iterator[AnyCandidate], num: int) -> list[TokenLogProb]:
+def next_top(alternatives: Iterator[AnyCandidate], num_top: int) -> list[TokenLogProb]:
     """The next alternatives of those of all sequences."""
-    return [TokenLogProb(token_id, log_prob) for token_id, _, log_prob in islice(alternatives, num)]
-
-
-def note_prompt(fulfil: Fulfil, sequence: Sequence, chunk: Chunk, logits: Floats) -> bool:
-    """Keep the log-probs of the prompt tokens that follow each position of the chunk.
-
-    `logits` is (chunk length, vocab). Returns False, and keeps none, if one of them is not a
-    number.
-    """
-    next_ids = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
-    # Nothing is before the first token.
-    log_probs = sequence.prompt_log_probs or [PromptLogProb(None)]
-    log_probs = log_probs[: chunk.start + 1]
-    if next_ids:
-        num = len(next_ids)
-        num_top = min(sequence.request.output_config.num_prompt_log_probs or 0, logits.shape[1])
-        wishes = new_wishes(
-            num, row=np.arange(num), token_id=next_ids, num_top=num_top, wants_log_prob=1
-        )
-        choices, best = fulfil(Sampling(logits, wishes))
-        if (choices["status"] != CHOSEN).any():
-            return False
-
-        alternatives = iter(best.tolist())
-        for log_prob in choices["log_prob"].tolist():
-            log_probs.append(PromptLogProb(log_prob, _top(alternatives, num_top)))
-
-    sequence.prompt_log_probs = log_probs
-    return True
-
-
-def advance_beams(outlooks: dict[EmbeddedSequence, list[Outlook]]) -> list[EmbeddedSequence]:
-    """Continue the searches, and say what the rows of each are in the next step.
-
-    Returns the searches.
-    """
-    for sequence, outlooks_of_search in outlooks.items():
-        if sequence.error is not None:
-            # A function of the user has failed.
-            continue
-
-        if not all(outlook.is_usable for outlook in outlooks_of_search):
-            sequence.fail("no token can be chosen: the model's logits are not numbers")
-            continue
-
-        tops = None
-        if sequence.request.output_config.num_top_log_probs:
-            tops = [outlook.top for outlook in outlooks_of_search]
-
-        candidates = [outlook.candidates for outlook in outlooks_of_search]
-        steps = sequence.advance(candidates, tops)
-        assert sequence.beam_state is not None
-        sequence.beam_state.advance(steps)
-
-    return list(outlooks)
+    return [
+        TokenLogProb(token_id, log_prob) for token_id, _, log_prob in islice(alternatives, num_top)
+    ]

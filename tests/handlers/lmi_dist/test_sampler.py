@@ -33,7 +33,8 @@ from handlers.lmi_dist.native.plain_sampling import (
 )
 from handlers.lmi_dist.native.wishes import Floats, Fulfilled, Sampling, new_wishes
 from handlers.lmi_dist.plan import Chunk
-from handlers.lmi_dist.sampler import Sampler, filters_of, note_prompt
+from handlers.lmi_dist.prompt_log_probs import note_prompt
+from handlers.lmi_dist.sampler import Sampler, filters_of
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import (
     MAX_PENALTY,
