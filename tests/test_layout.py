@@ -72,7 +72,8 @@ ENGINES_NAMED_IN = {
         *("SM_VLLM_MODEL", "SM_VLLM_REVISION"),
     },
     # Variables of another image
-    "lmi.settings.other_names": {"SM_VLLM_", "SM_VLLM_CONFIG"},
+    "lmi.settings.engine_flags": {"SM_VLLM_"},
+    "lmi.settings.other_names": {"SM_VLLM_CONFIG"},
     # The beginning of another server's metrics
     "lmi.server.twins": {"vllm:"},
 }

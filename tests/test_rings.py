@@ -64,9 +64,12 @@ ANNEXES = {
     ),
     "cores": ("lmi.supervisor.cores",),
     "other_names": (
+        "lmi.settings.engine_flags",
+        "lmi.settings.flag_variables",
         "lmi.settings.llama_cpp",
         "lmi.settings.other_names",
         "lmi.settings.other_servers",
+        "lmi.settings.sglang",
     ),
     "takeover": ("lmi.supervisor.takeover",),
     "older_tokenizers": ("lmi.text.convert",),

@@ -7,10 +7,10 @@ containers.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from lmi.errors import shorten
+from lmi.settings.flag_variables import Flag
 from lmi.settings.given import COMMAND_LINE, PLATFORM, Given
 from lmi.settings.steps import Resolution
 from lmi.settings.table import MODEL
@@ -28,19 +28,11 @@ UNREAD_MODEL = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """A flag of llama-server: the option that means it, and the text that means its default."""
-
-    name: str
-    key: str
-    default: str = ""
-
-
 FLAGS = (
-    Flag("CTX_SIZE", "option.max_model_len", default="0"),
-    Flag("PARALLEL", "option.max_rolling_batch_size", default="-1"),
-    Flag("THREADS", "option.num_threads", default="-1"),
+    # These texts mean llama-server's defaults.
+    Flag("CTX_SIZE", "option.max_model_len", words={"0": ""}),
+    Flag("PARALLEL", "option.max_rolling_batch_size", words={"-1": ""}),
+    Flag("THREADS", "option.num_threads", words={"-1": ""}),
     Flag("ALIAS", "option.served_model_name"),
     Flag("API_KEY", "option.api_key"),
     Flag("HOST", "host"),
@@ -59,8 +51,8 @@ def givens(environ: Mapping[str, str]) -> Iterator[Given]:
 
     for flag in FLAGS:
         name = f"{PREFIX}{flag.name}"
-        text = texts.get(name, "")
-        if text and text != flag.default:
+        text = flag.text(texts.get(name, ""))
+        if text:
             yield Given.of(flag.key, text, name, PLATFORM, FIRST_ORDER)
 
 

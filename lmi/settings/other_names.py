@@ -170,7 +170,7 @@ ELSEWHERE = {
 }
 # Variables that AWS's other images read and this server does not, yet. Who moves here may still set
 # them.
-PREFIXES = ("SM_VLLM_", "SM_SGLANG_", "SM_LLAMA_CPP_", "CUSTOM_FASTAPI_", "SUPERVISOR_")
+PREFIXES = ("SM_LLAMA_CPP_", "CUSTOM_FASTAPI_", "SUPERVISOR_")
 NAMES = frozenset(
     (
         "CUSTOM_PRE_PROCESS",

@@ -12,6 +12,7 @@ from lmi.errors import BadConfiguration
 from lmi.settings import (
     chat_templates,
     engine_choice,
+    engine_flags,
     generation,
     llama_cpp,
     model_choice,
@@ -21,6 +22,7 @@ from lmi.settings import (
     sagemaker,
     secure_mode,
     server_choice,
+    sglang,
     strangers,
 )
 from lmi.settings.chat_templates import REASONING, TOOL_CALLS
@@ -155,7 +157,9 @@ def _collect_values(resolution: Resolution) -> None:
     start = resolution.start
     resolution.values.warnings += start.properties.warnings
     givens = collect(start.properties, start.environ, start.flags, start.files)
-    givens += llama_cpp.givens(start.environ)
+    for image in IMAGES:
+        givens += image.givens(start.environ)
+
     counting = filter(start.counts, givens)
     resolution.givens = list(other_names.with_meanings(counting, bool(start.machine.gpus)))
 
@@ -233,6 +237,8 @@ def _sources_of_options(values: Values) -> dict[str, str]:
     return sources
 
 
+# Each reads the variables of an image of AWS.
+IMAGES = (llama_cpp, engine_flags, sglang)
 PREFILL = "option.max_rolling_batch_prefill_tokens"
 
 FIRST_STEPS = (
@@ -248,6 +254,8 @@ FIRST_STEPS = (
     SettingsStep(ports.check_listeners),
     SettingsStep(server_choice.check_libraries),
     SettingsStep(llama_cpp.report),
+    SettingsStep(engine_flags.report),
+    SettingsStep(sglang.report),
     SettingsStep(other_names.report_unread_models),
     SettingsStep(other_names.report_unused_variables),
 )

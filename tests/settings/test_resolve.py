@@ -595,7 +595,7 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
 ) -> None:
     environ = {
         **dict.fromkeys(
-            ("SM_VLLM_MAX_MODEL_LEN", "SM_LLAMA_CPP_MLOCK", "CUSTOM_SCRIPT_FILENAME"),
+            ("SUPERVISOR_CONFIG", "SM_LLAMA_CPP_MLOCK", "CUSTOM_SCRIPT_FILENAME"),
             "hf_secret",
         ),
         **dict.fromkeys(
@@ -609,13 +609,13 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
     assert [line for line in resolved.warnings if "images" in line] == [
         "6 variables of AWS's other images not read yet: CUSTOM_SCRIPT_FILENAME, "
         "PROCESS_AUTO_RECOVERY, "
-        "SAGEMAKER_MODEL_PATH, SM_LLAMA_CPP_MLOCK, SM_VLLM_MAX_MODEL_LEN, "
+        "SAGEMAKER_MODEL_PATH, SM_LLAMA_CPP_MLOCK, SUPERVISOR_CONFIG, "
         "SUPERVISOR_PROGRAM_STARTSECS"
     ]
     assert "hf_secret" not in str(resolved.warnings) and resolved.details == ()
 
-    (warning,) = settle(folder, environ={"SM_SGLANG_TP": "2"}).warnings
-    assert warning == "1 variable of AWS's other images not read yet: SM_SGLANG_TP"
+    (warning,) = settle(folder, environ={"CUSTOM_SCRIPT_FILENAME": "2"}).warnings
+    assert warning == "1 variable of AWS's other images not read yet: CUSTOM_SCRIPT_FILENAME"
 
 
 def test_a_checkpoint_with_code_says_that_its_code_is_not_run(folder: Path) -> None:
