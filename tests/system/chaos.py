@@ -26,6 +26,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from lmi.supervisor.kinds import FRONT_END_DEATHS_WINDOW_S, MAX_FRONT_END_DEATHS
 from tests.machine import wait_until
 from tests.served import Server, resident_bytes, serve
 from tests.system.container import ROOT, Answer
@@ -44,15 +45,16 @@ NEW_EACH_TIME = re.compile(
 LOG_PROBS = re.compile(rb'"log_?prob": ?[-\d.e]+')
 KILLED = signal.SIGKILL
 STOPPED = signal.SIGSTOP
+MASTER = "lmi-gunicorn"
 FAULTS: tuple[tuple[str, signal.Signals], ...] = (
     ("lmi-engine", KILLED),
     ("lmi-engine", STOPPED),
     ("lmi-front", KILLED),
     ("lmi-front", STOPPED),
-    ("lmi-gunicorn", KILLED),
+    (MASTER, KILLED),
     ("lmi-guides", KILLED),
 )
-HOLDS_CONNECTIONS = ("lmi-front", "lmi-gunicorn")
+HOLDS_CONNECTIONS = ("lmi-front", MASTER)
 MB = 1 << 20
 # An engine touches its cache, a front end keeps buffers
 MAX_GROWN_BYTES = 150 * MB
@@ -204,6 +206,8 @@ class Chaos:
     expected: dict[Ask, tuple[int, list[bytes]]] = field(default_factory=dict)
     # When a process that holds connections died, and was back
     cuts: list[list[float]] = field(default_factory=list)
+    # When the master of the front ends was killed
+    _master_deaths_s: list[float] = field(default_factory=list)
 
     def learn(self, asks: Sequence[Ask] = ASKS) -> None:
         """Ask each by itself. What the server answers now is right."""
@@ -310,6 +314,9 @@ class Chaos:
         if not pids:
             return
 
+        if name == MASTER and signum == KILLED and not self._may_kill_master():
+            return
+
         pid = draw.choice(pids)
         self.struck[f"{signum.name} {name}"] += 1
         cut = [time.monotonic(), float("inf")]
@@ -333,6 +340,23 @@ class Chaos:
 
         wait_until(is_whole, f"the server is whole again after {signum.name} to {name}", BACK_S)
         cut[1] = time.monotonic()
+
+    def _may_kill_master(self) -> bool:
+        """Whether the server would start it again, and note that it is killed.
+
+        The server ends when it dies too often, which is a promise of its own.
+        """
+        now_s = time.monotonic()
+        recent = [
+            death_s
+            for death_s in self._master_deaths_s
+            if death_s > now_s - FRONT_END_DEATHS_WINDOW_S
+        ]
+        if len(recent) >= MAX_FRONT_END_DEATHS - 1:
+            return False
+
+        self._master_deaths_s = [*recent, now_s]
+        return True
 
     def _records(self, body: bytes) -> list[bytes]:
         answer_records = records(body)
