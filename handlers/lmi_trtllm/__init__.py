@@ -20,7 +20,7 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> TrtllmExe
         from handlers.lmi_trtllm.executor import TrtllmExecutor
     # TensorRT-LLM loads its native libraries as it is imported, and they may raise each of these.
     except (ImportError, OSError, RuntimeError) as error:
-        from handlers.lmi_trtllm.about import explained
+        from handlers.lmi_trtllm.start_errors import explained
 
         raise explained(error, model_path, config) from error
 

@@ -1,20 +1,14 @@
-"""What is known of TensorRT-LLM without importing it: its Handler record, its versions, and why it
-does not start.
+"""What settings know of TensorRT-LLM without importing it.
 
 All of this package was written from the published sources of main of October 2025 and of August
 2026, pages of 1.3.0rc24 and rc26, and pull requests between them; none is of a release.
 """
 
-import inspect
-import math
 import os
-import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Mapping
 
-from handlers.driven.arguments import fields_by_class, first_line, named, refusal
+from handlers.driven.arguments import fields_by_class
 from handlers.lmi_trtllm.options import (
     CONFIG_CLASSES,
     FORBIDDEN,
@@ -23,7 +17,6 @@ from handlers.lmi_trtllm.options import (
     QUANTISE_BEFORE,
     TRANSLATED,
 )
-from lmi.errors import ModelUnusable, NoMemory, StartError
 from lmi.settings.config import EngineConfig, SamplingDefaults, SamplingValues
 from lmi.settings.handler import Handler, folder_of
 
@@ -58,47 +51,6 @@ OWN_SPECULATION = (
     "nothing on trtllm, whose own option is option.speculative_config, as in "
     '{"decoding_type": "NGram", "max_draft_len": 4, "max_matching_ngram_size": 2}'
 )
-# A value of the argument sampler_type, and its default.
-CPP_SAMPLER = "TRTLLMSampler"
-AUTO = "auto"
-NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:rc(\d+))?")
-OUT_OF_MEMORY = (
-    "set option.kv_cache_free_gpu_mem_fraction, option.max_rolling_batch_prefill_tokens, "
-    "option.max_model_len or option.max_rolling_batch_size lower, or "
-    "option.tensor_parallel_degree higher"
-)
-FROM_THE_IMAGE = "serve from the image of target trtllm"
-# What the most telling error in a chain says, in the order in which they are looked for, and what
-# helps.
-ADVICE = {
-    r"Unknown architecture for|architecture \S+ is not supported": (
-        "its PyTorch engine has no such model: take option.rolling_batch=vllm, or a newer "
-        "TensorRT-LLM"
-    ),
-    r"Only \d+ GPUs are available": (
-        "set option.tensor_parallel_degree or option.pipeline_parallel_degree lower, or make more "
-        "GPUs visible"
-    ),
-    "insufficient GPU memory|out of memory|OutOfMemory": OUT_OF_MEMORY,
-    "no CUDA-capable device|No CUDA GPUs are available|Found no NVIDIA driver|not compiled with "
-    "CUDA": (
-        "TensorRT-LLM runs on an NVIDIA GPU: give the container one (docker run --gpus all), or "
-        "take another engine"
-    ),
-    "libmpi|mpi4py|MPI_Init|orted|prte": (
-        f"install Open MPI (apt-get install libopenmpi-dev openmpi-bin), or {FROM_THE_IMAGE}"
-    ),
-    r"named 'tensorrt_llm(\.llmapi)?'|cannot import name 'LLM'": (
-        f"the package is not whole: its wheel on PyPI is a stub that fetches the real one; "
-        f"{FROM_THE_IMAGE}"
-    ),
-    r"cannot import name .*tensorrt_llm|named 'tensorrt_llm\.": (
-        f"this TensorRT-LLM has it elsewhere or no longer: {FROM_THE_IMAGE}"
-    ),
-    "cannot open shared object|undefined symbol": (
-        f"TensorRT-LLM needs its own CUDA libraries: {FROM_THE_IMAGE}"
-    ),
-}
 
 
 def option_names() -> frozenset[str] | None:
@@ -198,97 +150,6 @@ def base_packages(environ: Mapping[str, str], prefix: str = sys.prefix) -> Mappi
             paths.append(path)
 
     return {"PYTHONPATH": os.pathsep.join(paths)}
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What one version has.
-
-    A Torch sampler beside a C++ one ignores seeds, min_p, penalties and no_repeat_ngram_size, and
-    of a prompt it reports the log-probs of the best tokens, not those of the prompt's own.
-    """
-
-    # The version.
-    name: str
-    # Whether generate_async has an argument for it.
-    takes_priority: bool
-    # Whether it has one beside the Torch sampler.
-    has_cpp_sampler: bool
-    # Whether the C++ sampler searches beams where nobody chose a sampler. Then 0 asks for no
-    # log-probs.
-    has_cpp_beams: bool
-
-
-def installed(generate_async: Callable[..., object]) -> Profile:
-    """The profile of the installed package, whose method this is. Raises PackageNotFoundError."""
-    takes_priority = "priority" in inspect.signature(generate_async).parameters
-    return of_version(version("tensorrt_llm"), takes_priority=takes_priority)
-
-
-def of_version(text: str, *, takes_priority: bool) -> Profile:
-    """1.3.0rc26 is the first version of which a page says that the Torch sampler is the only one.
-    Raises ValueError.
-    """
-    match = NUMBERS.match(text)
-    if match is None:
-        raise ValueError(f"{text!r} is no version of TensorRT-LLM")
-
-    major, minor, patch, candidate = match.groups()
-    # A release follows all of its candidates.
-    candidate_number = math.inf if candidate is None else int(candidate)
-    number = (int(major), int(minor), int(patch or 0), candidate_number)
-
-    return Profile(
-        text,
-        takes_priority,
-        has_cpp_sampler=number < (1, 3, 0, 26),
-        has_cpp_beams=number < (1, 3, 0, 0),
-    )
-
-
-def explained(error: BaseException, model: str, config: EngineConfig) -> StartError:
-    """Explain `error`, which ended the start. A process of TensorRT-LLM reports its own as the
-    cause of another.
-    """
-    if isinstance(error, StartError):
-        return error
-
-    bad_values = refusal(error, lambda place: named(config, ".".join(map(str, place))))
-    if bad_values is not None:
-        return bad_values
-
-    chain = _linked(error, lambda later: later.__cause__ or later.__context__)
-    for pattern, advice in ADVICE.items():
-        for linked in chain:
-            text = _text(linked)
-            match = re.search(pattern, text, re.I)
-            if match is None:
-                continue
-
-            telling = match[0].partition("\n")[0]
-            line = next(line for line in text.splitlines() if telling in line)
-            kind = NoMemory if advice is OUT_OF_MEMORY else ModelUnusable
-            return kind(f"{model}: TensorRT-LLM cannot start: {first_line(line)}; {advice}")
-
-    root = _linked(error, lambda later: later.__cause__)[-1]
-    return ModelUnusable(f"{model}: TensorRT-LLM cannot start: {first_line(_text(root))}")
-
-
-def _linked(
-    error: BaseException, before: Callable[[BaseException], BaseException | None]
-) -> list[BaseException]:
-    """The error and those that led to it, each after the one that it caused."""
-    chain: list[BaseException] = []
-    earlier: BaseException | None = error
-    while earlier is not None and earlier not in chain:
-        chain.append(earlier)
-        earlier = before(earlier)
-
-    return chain
-
-
-def _text(error: BaseException) -> str:
-    return str(error).strip() or type(error).__name__
 
 
 HANDLER = Handler(

@@ -15,6 +15,7 @@ from tensorrt_llm.llmapi import TorchLlmArgs
 from handlers.base.pickles import pickled_files, refusal
 from handlers.driven.arguments import DTYPES, OPTION_OF, first_line, named, tell_unknown
 from handlers.lmi_trtllm import about, options
+from handlers.lmi_trtllm.profile import Profile
 from lmi.adapters.files import is_enabled
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.config import EngineConfig
@@ -52,7 +53,7 @@ class ArgumentSetting:
     value: Any
 
 
-def llm_arguments(config: EngineConfig, model_path: str, profile: about.Profile) -> dict[str, Any]:
+def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> dict[str, Any]:
     """The keyword arguments of `tensorrt_llm.LLM`, all of the types of its fields. Warnings go to
     the log.
 

@@ -29,10 +29,10 @@ from handlers.guides.process import Start
 from handlers.guides.turns import GuideOutcomes
 from handlers.guides.vocabulary import NO_TEXTS, read_config as read_vocabulary, why_no_guides
 from handlers.lmi_trtllm import adapters, processors
-from handlers.lmi_trtllm.about import AUTO, CPP_SAMPLER, explained, installed
 from handlers.lmi_trtllm.arguments import llm_arguments
 from handlers.lmi_trtllm.engine import TrtllmEngine, TrtllmWork
-from handlers.lmi_trtllm.outputs import note_rows
+from handlers.lmi_trtllm.output_rows import note_rows
+from handlers.lmi_trtllm.profile import AUTO, CPP_SAMPLER, installed
 from handlers.lmi_trtllm.sampling import (
     TrtllmSampler,
     check_beams,
@@ -40,6 +40,7 @@ from handlers.lmi_trtllm.sampling import (
     retention,
     sampling_params,
 )
+from handlers.lmi_trtllm.start_errors import explained
 from lmi.errors import ModelUnusable, PromptTooLong, Unsupported
 from lmi.executor.config import ExecutorConfig
 from lmi.executor.executor import Capabilities, EngineInfo, Progress

@@ -6,8 +6,6 @@ sequence may have been cut off, and is put back, and the reason of the end may b
 """
 
 from collections.abc import Mapping, Sequence as SequenceOf
-from itertools import count
-from typing import NamedTuple
 
 import torch
 from tensorrt_llm.executor.result import Logprob
@@ -15,9 +13,9 @@ from tensorrt_llm.llmapi import CompletionOutput, RequestOutput
 from torch import Tensor
 
 from handlers.base.beams import Beam
-from handlers.base.captured import LOGITS, Array
 from handlers.base.sequence import Sequence
 from handlers.driven.outputs import LogProbs, SequenceOutput
+from handlers.lmi_trtllm.output_rows import rows_of
 from handlers.lmi_trtllm.sampling import end_token, stop_token_ids
 from lmi.executor import FinishReason
 
@@ -27,17 +25,6 @@ MAX_ROWS = 128
 # One position: the chosen token and the best ones by their ids, or only the chosen token's
 # log-prob.
 Entry = Mapping[int, Logprob] | float
-
-
-class OutputRows(NamedTuple):
-    """The rows (num_tokens, …) of a result by the name of their output, on any device.
-
-    `context` has the last ones of the prompt, `generation` those of generated tokens, from the
-    first token on or from the first new one.
-    """
-
-    context: dict[str, Tensor]
-    generation: dict[str, Tensor]
 
 
 class OutputFault(RuntimeError):
@@ -249,65 +236,3 @@ def _reason_of(
         raise end
 
     return end
-
-
-def rows_of(result: RequestOutput) -> OutputRows:
-    """The rows of a result, which changes with the next step: call it before."""
-    output = result.outputs[0]
-    context = dict(output.additional_context_outputs or {})
-    generation = dict[str, Tensor]()
-    if result.context_logits is not None:
-        context[LOGITS] = result.context_logits
-
-    if output.generation_logits is not None:
-        generation[LOGITS] = output.generation_logits
-
-    for name, rows in (output.additional_generation_outputs or {}).items():
-        # They are (num_tokens, 1, size).
-        generation[name] = rows.flatten(1)
-
-    return OutputRows(context, generation)
-
-
-def note_rows(sequence: Sequence, rows: OutputRows, num_new: int) -> None:
-    """Keep the rows of a result before its `num_new` tokens are appended. Fails the sequence if one
-    has no row.
-    """
-    captured = sequence.captured
-    assert captured is not None
-    for name in captured.context:
-        if name in rows.context and not captured.context[name].by_place:
-            block = _array(rows.context[name])
-            captured.put_context(name, sequence.num_prompt_tokens - len(block), block)
-
-    if not num_new:
-        return
-
-    for name, captured_rows in captured.generation.items():
-        new = _new_rows(rows.generation.get(name), sequence.num_generated, num_new)
-        if new is None:
-            sequence.fail(f"the model gave no row of {name} for each token of a step")
-            return
-
-        captured_rows.put(count(sequence.num_generated), _array(new))
-
-
-def _new_rows(rows: Tensor | None, num_before: int, num_new: int) -> Tensor | None:
-    """The rows of the new tokens, or None if there are not as many: an answer may repeat the rows
-    of earlier tokens.
-    """
-    if rows is None or len(rows) < num_new:
-        return None
-
-    if len(rows) >= num_before + num_new:
-        return rows[num_before : num_before + num_new]
-
-    return rows if len(rows) == num_new else None
-
-
-def _array(rows: Tensor) -> Array:
-    """From (num_tokens, …). Numbers with a fraction are float32."""
-    if rows.is_floating_point():
-        rows = rows.float()
-
-    return rows.contiguous().cpu().numpy()

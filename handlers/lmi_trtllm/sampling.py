@@ -20,8 +20,8 @@ from handlers.base.sequence import Sequence
 from handlers.driven.outputs import ending_tokens
 from handlers.guides.json_schemas.keywords import ANY_OBJECT
 from handlers.guides.lark_grammars import is_lark
-from handlers.lmi_trtllm.about import CPP_SAMPLER, Profile
 from handlers.lmi_trtllm.processors import BadWords, PostProcessor
+from handlers.lmi_trtllm.profile import CPP_SAMPLER, Profile
 from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor.request import (
     GuidedDecodingParams,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from handlers.lmi_trtllm.about import Profile, of_version
+from handlers.lmi_trtllm.profile import Profile, of_version
 from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused
 from lmi.settings.config import EngineConfig
 from tests.handlers.trtllm import facts

@@ -14,7 +14,7 @@ import pytest
 
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.guides.process import Start
-from handlers.lmi_trtllm.about import of_version
+from handlers.lmi_trtllm.profile import of_version
 from lmi.errors import InvalidRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, Request, SamplingConfig
 from lmi.settings.config import EngineConfig

@@ -46,7 +46,7 @@ class Answer:
 
 @pytest.fixture
 def outputs(line: str) -> Any:
-    return import_module("handlers.lmi_trtllm.outputs")
+    return import_module("handlers.lmi_trtllm.output_rows")
 
 
 def sequence_of(output: OutputConfig, **fields: Any) -> Sequence:

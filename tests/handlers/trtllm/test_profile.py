@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from handlers.lmi_trtllm.about import of_version
+from handlers.lmi_trtllm.profile import of_version
 from lmi.errors import Unsupported
 from lmi.executor import OutputConfig, SamplingConfig
 from tests.conformance.asking import ask, run
@@ -50,7 +50,7 @@ def test_the_signature_of_a_submit_says_whether_it_takes_a_priority(
     line: str, has_it: bool
 ) -> None:
     with loaded(line):
-        profile = import_module("handlers.lmi_trtllm.about")
+        profile = import_module("handlers.lmi_trtllm.profile")
         assert (
             profile.installed(import_module("tensorrt_llm").LLM.generate_async).takes_priority
             is has_it

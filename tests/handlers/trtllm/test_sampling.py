@@ -37,7 +37,7 @@ def sampling(line: str) -> Any:
 def sampler(line: str, sampling: Any) -> Any:
     submit = import_module("tensorrt_llm").LLM.generate_async
     return sampling.TrtllmSampler(
-        import_module("handlers.lmi_trtllm.about").installed(submit), VOCAB_SIZE
+        import_module("handlers.lmi_trtllm.profile").installed(submit), VOCAB_SIZE
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from handlers.lmi_trtllm.about import explained
+from handlers.lmi_trtllm.start_errors import explained
 from lmi.errors import BadConfiguration, ModelUnusable, NoMemory
 from lmi.settings.config import EngineConfig
 

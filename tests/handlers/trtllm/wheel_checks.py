@@ -84,7 +84,7 @@ def profile_name() -> str:
     """The facts that are nearest to the installed package."""
     from tensorrt_llm import LLM
 
-    from handlers.lmi_trtllm.about import installed
+    from handlers.lmi_trtllm.profile import installed
 
     return PROFILES[installed(LLM.generate_async).takes_priority]
 
