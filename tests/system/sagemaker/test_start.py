@@ -11,23 +11,21 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from tests import machine
-from tests.served import QUIET, Server, launch
+from tests.served import launch
 from tests.system.container import wait_until, write_model
+from tests.system.sagemaker.entry_points import BIN, started
 from tests.tiny_models import tiny_model
 from tests.wheels import snapshot
 
-BIN = Path(sys.executable).parent
 CLONE_NEWNET = 0x40000000
 NUM_PINGS = 100
 SECRETS = {
@@ -48,24 +46,6 @@ def form(output):
     return "formed"
 """
 T = TypeVar("T")
-
-
-@contextmanager
-def started(folder: Path, words: list[str], **environ: str) -> Iterator[Server]:
-    """The console script `lmi` with these words, in the model's folder, as an image's entry point
-    runs it.
-    """
-    server = Server(folder, folder.parent / "log")
-    environ = {**os.environ, **QUIET, "SAGEMAKER_BIND_TO_PORT": str(server.port), **environ}
-    with server.log.open("wb") as log:
-        command = [str(BIN / "lmi"), *words]
-        server.process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log)
-
-    try:
-        yield server
-    finally:
-        server.process.terminate()
-        server.process.wait(60)
 
 
 def refused(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
