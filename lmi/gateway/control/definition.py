@@ -148,7 +148,7 @@ class Definitions:
         variables: dict[str, str] = container.get("Environment") or {}
         source = self.source(container)
         if source is not None:
-            model = str(self.fetch(source))
+            model = str(self._fetch(source))
         elif any(given.key == MODEL for given in _givens(variables)):
             # It brings its model itself.
             empty = self.folder / "empty"
@@ -169,16 +169,28 @@ class Definitions:
             if not OF_OPERATOR.search(name) and not _givens({name: value}):
                 inherited[name] = value
 
-        own = {"SERVING_DOWNLOAD_DIR": str(self.folder / "downloads")}
+        own = {
+            "SERVING_DOWNLOAD_DIR": str(self.folder / "downloads"),
+            "SERVING_ADAPTER_ROOTS": str(self._adapters),
+        }
         if not self.trusts_models:
             own |= SECURE_MODE
 
         return Launch(model=model, environ={**inherited, **passed, **own})
 
-    def fetch(self, source: Source) -> Path:
-        """Return the folder that a source was brought to. Raises AwsError or LoadFailed. It
-        blocks.
+    def fetch_adapter(self, source: Source) -> Path:
+        """Return the folder that an adapter was brought to, which containers may read. Raises
+        AwsError or LoadFailed. It blocks.
         """
+        folder, _ = ModelStore(source.root, self._adapters, label="Adapter").add(source.key)
+        return folder
+
+    @property
+    def _adapters(self) -> Path:
+        return self.folder / "downloads" / "adapters"
+
+    def _fetch(self, source: Source) -> Path:
+        """Return the folder that a model was brought to. Raises AwsError or LoadFailed."""
         store = ModelStore(source.root, self.folder / "models", label="Model data")
         folder, _ = store.add(source.key)
         return folder

@@ -2,19 +2,18 @@
 after the gateway was killed.
 """
 
-import asyncio
 import logging
 import shutil
-import time
-from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
 
+from lmi.gateway.control.component import ComponentLife
 from lmi.gateway.control.definition import Definitions
 from lmi.gateway.control.fleet import Fleet
 from lmi.gateway.control.group import Capacity, GroupContainer, InstanceGroup
 from lmi.gateway.control.instance import InstanceFailed
+from lmi.gateway.control.life import ResourceLife
 from lmi.gateway.control.resources import (
     CREATING,
     DELETING,
@@ -22,16 +21,14 @@ from lmi.gateway.control.resources import (
     IN_SERVICE,
     ROLLING_BACK,
     SYSTEM_UPDATING,
-    UNDER_WAY,
     UPDATING,
     Deployment,
     EndpointResource,
     VariantSize,
 )
-from lmi.gateway.control.service_model import invalid
 from lmi.gateway.control.store import ResourceTable
 from lmi.gateway.endpoints import AwsEndpoint
-from lmi.gateway.errors import ACCOUNT, AwsError, invalid as invalid_invocation
+from lmi.gateway.errors import ACCOUNT, invalid as invalid_invocation
 
 NEEDS_COMPONENT = (
     "Inference Component Name header is required for endpoints to which you plan to deploy "
@@ -42,7 +39,7 @@ NEEDS_COMPONENT = (
 log = logging.getLogger(__name__)
 
 
-class EndpointLife:
+class EndpointLife(ResourceLife[EndpointResource]):
     """One endpoint and the fleet that serves it. One change at a time is under way."""
 
     def __init__(
@@ -52,18 +49,10 @@ class EndpointLife:
         definitions: Definitions,
         capacity: Capacity,
     ) -> None:
-        self.name = name
-        self._table = table
+        super().__init__(name, table)
         self._definitions = definitions
         self._capacity = capacity
         self._fleet: Fleet | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def resource(self) -> EndpointResource:
-        resource = self._table.get(self.name)
-        assert resource is not None
-        return resource
 
     # What clients ask for. Each returns at once, and the change goes on.
 
@@ -93,9 +82,7 @@ class EndpointLife:
 
     def delete(self) -> None:
         """Begin to delete the endpoint. Raises AwsError while it is changed."""
-        if self.resource.status in UNDER_WAY:
-            raise self._table.kind.in_progress(self.resource.arn)
-
+        self._check_may_change(is_deletion=True)
         self._note(DELETING)
         self._begin(self._delete())
 
@@ -109,10 +96,7 @@ class EndpointLife:
 
     async def close(self) -> None:
         """End its containers, and leave its resource as it is."""
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
+        await self._end_change()
         if self._fleet is not None:
             await self._fleet.stop()
 
@@ -134,6 +118,18 @@ class EndpointLife:
             self.resource.status,
         )
         return AwsEndpoint(self.name, container, self.resource.created_s, chosen)
+
+    def find_component(self, component: ComponentLife) -> AwsEndpoint:
+        """Return the endpoint with one of its components. Raises AwsError."""
+        self.serving()
+        component.group()
+        container = GroupContainer(
+            f"component {component.name} of endpoint {self.name}",
+            component.group,
+            component.resource.status,
+        )
+        variant = component.resource.members["VariantName"]
+        return AwsEndpoint(self.name, container, self.resource.created_s, variant)
 
     def serving(self) -> Fleet:
         """Return the fleet that serves now. Raises AwsError if the endpoint is not in service."""
@@ -218,38 +214,3 @@ class EndpointLife:
 
     def _new_fleet(self, deployment: Deployment) -> Fleet:
         return Fleet(self.name, deployment, self._definitions, self._capacity)
-
-    def _check_may_change(self) -> None:
-        resource = self.resource
-        if resource.status in UNDER_WAY:
-            raise self._table.kind.in_progress(resource.arn)
-
-        if resource.status == FAILED:
-            raise invalid(
-                f'Cannot update failed endpoint "{resource.arn}": it can only be deleted.'
-            )
-
-    def _note(self, status: str, failure_reason: str = "", **changes: Any) -> None:
-        """Keep the endpoint's new status."""
-        resource = msgspec.structs.replace(
-            self.resource,
-            status=status,
-            failure_reason=failure_reason,
-            modified_s=time.time(),
-            **changes,
-        )
-        self._table.put(resource)
-        log.info("endpoint %s is %s", self.name, status)
-
-    def _begin(self, change: Coroutine[Any, Any, None]) -> None:
-        self._task = asyncio.create_task(self._run(change))
-
-    async def _run(self, change: Coroutine[Any, Any, None]) -> None:
-        try:
-            await change
-        except (AwsError, InstanceFailed) as error:
-            log.warning("endpoint %s failed: %s", self.name, error)
-            self._note(FAILED, str(error), next=None)
-        except Exception as error:
-            log.exception("endpoint %s failed in the gateway", self.name)
-            self._note(FAILED, f"The gateway failed: {error}", next=None)

@@ -94,6 +94,13 @@ def update_weights(plane: Plane, members: Members, region: str) -> Members:
 
 def delete(plane: Plane, members: Members, region: str) -> Members:
     resource = plane.store.endpoints.find(members["EndpointName"], region)
+    for component in plane.store.components:
+        if component.members["EndpointName"] == resource.name:
+            raise invalid(
+                f'Cannot delete endpoint "{resource.arn}": inference component {component.name} '
+                f"must be deleted first."
+            )
+
     plane.life(resource.name).delete()
     return {}
 

@@ -3,9 +3,12 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
-from lmi.gateway.container import ContainerResponse, Unreachable
+import orjson
+
+from lmi.gateway.container import Container, ContainerFault, ContainerResponse, Unreachable
 from lmi.gateway.control.definition import Definitions, Launch
 from lmi.gateway.control.instance import Instance, InstanceFailed
 from lmi.gateway.control.service_model import Members
@@ -16,6 +19,7 @@ from lmi.http.exchange import Header
 
 # SageMaker's, where a configuration names no other.
 STARTUP_TIMEOUT_S = 480
+ADAPTER_TIMEOUT_S = 300.0
 
 
 class Capacity:
@@ -66,6 +70,8 @@ class InstanceGroup:
         self._launch: Launch | None = None
         self._instances: list[Instance] = []
         self._is_changing = asyncio.Lock()
+        # The folders of adapters that each container has, by name.
+        self._adapters: dict[str, Path] = {}
 
     @property
     def num_ready(self) -> int:
@@ -102,15 +108,42 @@ class InstanceGroup:
 
     def pick(self) -> Instance:
         """Return the instance with the fewest requests. Raises Unreachable if none is ready."""
-        ready = [instance for instance in self._instances if instance.is_ready]
+        ready = self._ready()
         if not ready:
             raise Unreachable("no container is ready")
 
         return min(ready, key=lambda instance: instance.num_requests)
 
-    def ready_instances(self) -> list[Instance]:
-        """Return all instances that serve."""
+    async def add_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter in every container, also in later ones. Raises InstanceFailed."""
+        async with self._is_changing:
+            self._adapters[name] = folder
+            try:
+                for instance in self._ready():
+                    await _load(instance.container, name, folder)
+            except InstanceFailed:
+                del self._adapters[name]
+                raise
+
+    async def remove_adapter(self, name: str) -> None:
+        """Unload an adapter in every container. One that is lost has it no more."""
+        async with self._is_changing:
+            self._adapters.pop(name, None)
+            for instance in self._ready():
+                with suppress(ContainerFault):
+                    call = instance.container.call(
+                        "DELETE", f"/adapters/{name}", timeout_s=ADAPTER_TIMEOUT_S
+                    )
+                    async with call as response:
+                        await response.read()
+
+    def _ready(self) -> list[Instance]:
         return [instance for instance in self._instances if instance.is_ready]
+
+    async def _prepare(self, container: Container) -> None:
+        """Load what each container of the group has."""
+        for name, folder in self._adapters.items():
+            await _load(container, name, folder)
 
     async def _start(self, num: int) -> None:
         if self._launch is None:
@@ -119,7 +152,7 @@ class InstanceGroup:
         instances = []
         for _ in range(num):
             log_file = self._log_file.with_name(f"{self._log_file.name}-{uuid.uuid4().hex[:8]}.log")
-            instances.append(Instance(self._launch, log_file, self._timeout_s))
+            instances.append(Instance(self._launch, log_file, self._timeout_s, self._prepare))
 
         # Those that were ready first must not wait for one that never is.
         starts = [asyncio.create_task(instance.start()) for instance in instances]
@@ -178,6 +211,21 @@ class GroupContainer:
         with instance.lease() as container:
             async with container.call(method, path, headers, body, timeout_s) as response:
                 yield response
+
+
+async def _load(container: Container, name: str, folder: Path) -> None:
+    """Load an adapter in one container. Raises InstanceFailed."""
+    body = orjson.dumps({"name": name, "src": str(folder)})
+    headers = [("Content-Type", "application/json")]
+    call = container.call("POST", "/adapters", headers, body, ADAPTER_TIMEOUT_S)
+    try:
+        async with call as response:
+            text = (await response.read()).decode(errors="replace")
+    except ContainerFault as fault:
+        raise InstanceFailed(str(fault)) from fault
+
+    if response.status != 200:
+        raise InstanceFailed(f"The container answered {response.status}: {text.strip()}")
 
 
 async def _stop(instances: Iterable[Instance]) -> None:

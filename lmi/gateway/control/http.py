@@ -32,11 +32,20 @@ class ControlledEndpoints:
     def find(self, name: str, values: Mapping[str, str]) -> AwsEndpoint:
         """Return the endpoint that a request with these headers means. Raises AwsError."""
         ENDPOINT_NAME.check(name)
-        return self._plane.invoked(name).find(values.get("TargetVariant"))
+        life = self._plane.invoked(name)
+        component = values.get("InferenceComponentName")
+        if component is None:
+            return life.find(values.get("TargetVariant"))
+
+        return life.find_component(self._plane.invoked_component(name, component))
 
     def adapter(self, endpoint: str, component: str | None) -> str:
         """Return the adapter of a component, or "". Raises AwsError."""
-        return ""
+        if component is None:
+            return ""
+
+        resource = self._plane.invoked_component(endpoint, component).resource
+        return resource.name if resource.base else ""
 
     async def answer(self, target: str, body: bytes, region: str) -> Members:
         """Return the answer of the operation that X-Amz-Target names. Raises AwsError."""

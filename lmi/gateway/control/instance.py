@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -32,6 +32,9 @@ TAIL_BYTES = 64 << 10
 log = logging.getLogger(__name__)
 
 
+Prepare = Callable[[WatchedContainer], Awaitable[None]]
+
+
 class InstanceFailed(Exception):
     """A container did not become ready. The text is the reason."""
 
@@ -39,12 +42,14 @@ class InstanceFailed(Exception):
 class Instance:
     """An instance that runs what `launch` says, whose output goes to a log file."""
 
-    def __init__(self, launch: Launch, log_file: Path, timeout_s: float) -> None:
+    def __init__(self, launch: Launch, log_file: Path, timeout_s: float, prepare: Prepare) -> None:
         self.num_requests = 0
         self.is_ready = False
         self._launch = launch
         self._log_file = log_file
         self._timeout_s = timeout_s
+        # What is done with each container before it takes requests.
+        self._prepare = prepare
         self._idle = asyncio.Event()
         self._idle.set()
         self._process: asyncio.subprocess.Process | None = None
@@ -86,6 +91,7 @@ class Instance:
                 for _ in range(NUM_PORTS):
                     await self._spawn()
                     if await self._wait_until_ready():
+                        await self._prepare(self.container)
                         self.is_ready = True
                         return
 

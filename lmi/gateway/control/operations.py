@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lmi.gateway.control import configs, endpoints, models, tags
+from lmi.gateway.control import components, configs, endpoints, models, tags
 from lmi.gateway.control.plane import Plane
 from lmi.gateway.control.service_model import Members
 
@@ -12,18 +12,24 @@ OPERATIONS: dict[str, Operation] = {
     "AddTags": tags.add,
     "CreateEndpoint": endpoints.create,
     "CreateEndpointConfig": configs.create,
+    "CreateInferenceComponent": components.create,
     "CreateModel": models.create,
     "DeleteEndpoint": endpoints.delete,
     "DeleteEndpointConfig": configs.delete,
+    "DeleteInferenceComponent": components.delete,
     "DeleteModel": models.delete,
     "DeleteTags": tags.delete,
     "DescribeEndpoint": endpoints.describe,
     "DescribeEndpointConfig": configs.describe,
+    "DescribeInferenceComponent": components.describe,
     "DescribeModel": models.describe,
     "ListEndpointConfigs": configs.list_all,
     "ListEndpoints": endpoints.list_all,
+    "ListInferenceComponents": components.list_all,
     "ListModels": models.list_all,
     "ListTags": tags.list_all,
     "UpdateEndpoint": endpoints.update,
     "UpdateEndpointWeightsAndCapacities": endpoints.update_weights,
+    "UpdateInferenceComponent": components.update,
+    "UpdateInferenceComponentRuntimeConfig": components.update_runtime,
 }

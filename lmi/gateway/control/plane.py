@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lmi.gateway.control.component import ComponentLife
 from lmi.gateway.control.definition import Definitions
 from lmi.gateway.control.endpoint import EndpointLife
 from lmi.gateway.control.group import Capacity
@@ -32,15 +33,22 @@ class Plane:
         )
         self._capacity = Capacity(max_containers)
         self._lives: dict[str, EndpointLife] = {}
+        self._components: dict[str, ComponentLife] = {}
 
     def start(self) -> None:
         """Begin to bring back what a former gateway had."""
         for resource in self.store.endpoints:
             self.life(resource.name).restore()
 
+        for component in self.store.components:
+            self.component(component.name).restore()
+
     async def close(self) -> None:
         """End all containers."""
-        await asyncio.gather(*(life.close() for life in self._lives.values()))
+        await asyncio.gather(
+            *(life.close() for life in self._lives.values()),
+            *(life.close() for life in self._components.values()),
+        )
 
     def life(self, name: str) -> EndpointLife:
         """Return the life of an endpoint, a new one for a name that has none."""
@@ -50,6 +58,25 @@ class Plane:
             )
 
         return self._lives[name]
+
+    def component(self, name: str) -> ComponentLife:
+        """Return the life of a component, a new one for a name that has none."""
+        if name not in self._components or self.store.components.get(name) is None:
+            self._components[name] = ComponentLife(
+                name, self.store.components, self.definitions, self._capacity, self.component
+            )
+
+        return self._components[name]
+
+    def invoked_component(self, endpoint: str, name: str) -> ComponentLife:
+        """Return the life of a component that a request names. Raises AwsError."""
+        resource = self.store.components.get(name)
+        if resource is None or resource.members["EndpointName"] != endpoint:
+            raise invalid_invocation(
+                f"Inference Component {name} of endpoint {endpoint} not found."
+            )
+
+        return self.component(name)
 
     def invoked(self, name: str) -> EndpointLife:
         """Return the life of an endpoint that a request names. Raises AwsError if there is none."""

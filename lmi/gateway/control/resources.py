@@ -103,6 +103,18 @@ class EndpointResource(Resource, frozen=True, kw_only=True):
     last_deployment_config: Members | None = None
 
 
+class ComponentResource(Resource, frozen=True, kw_only=True):
+    """An inference component. Its members name the endpoint and the variant.
+
+    It runs `num_copies` of `container`; one with `base` is an adapter in the copies of that
+    component, and runs none.
+    """
+
+    container: Members
+    num_copies: int
+    base: str = ""
+
+
 def tags_of(members: Members) -> dict[str, str]:
     """Return the tags that a client gives a new resource. Raises AwsError for a key twice."""
     tags: dict[str, str] = {}

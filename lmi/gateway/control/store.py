@@ -11,9 +11,11 @@ import msgspec
 
 from lmi.errors import BadConfiguration, cause_line
 from lmi.gateway.control.resources import (
+    COMPONENT,
     CONFIG,
     ENDPOINT,
     MODEL,
+    ComponentResource,
     EndpointResource,
     Resource,
     ResourceKind,
@@ -94,6 +96,7 @@ class _State(msgspec.Struct):
     models: dict[str, Resource] = {}
     configs: dict[str, Resource] = {}
     endpoints: dict[str, EndpointResource] = {}
+    components: dict[str, ComponentResource] = {}
 
 
 class ControlState:
@@ -124,10 +127,11 @@ class ControlState:
         self.models = ResourceTable(MODEL, state.models, self._save)
         self.configs = ResourceTable(CONFIG, state.configs, self._save)
         self.endpoints = ResourceTable(ENDPOINT, state.endpoints, self._save)
+        self.components = ResourceTable(COMPONENT, state.components, self._save)
 
     def all_tables(self) -> tuple[ResourceTable[Any], ...]:
         """Return the resources of each kind."""
-        return (self.models, self.configs, self.endpoints)
+        return (self.models, self.configs, self.endpoints, self.components)
 
     def _save(self) -> None:
         write_whole(self._file, msgspec.json.encode(self._state))

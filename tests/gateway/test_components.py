@@ -1,0 +1,214 @@
+"""Inference components of the control plane: copies of a container, and adapters in them; and the
+deploy kit, which creates and deletes all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.gateway.control_planes import BODY, IMAGE, ROLE, ControlPlane, control_plane
+from tests.gateway.gateways import CREDENTIALS, REGION
+from tests.gateway.test_gateway import fails
+from tests.system.container import ENVIRON, ROOT, wait_until
+
+DEMO = ROOT / "handlers" / "lmi_dist" / "demo"
+NEEDS = {"MinMemoryRequiredInMb": 1024}
+RANK = 4
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with control_plane(tmp_path_factory.mktemp("plane")) as running:
+        yield running
+
+
+def create_endpoint(plane: ControlPlane) -> None:
+    """An endpoint without models, for components."""
+    variant = {
+        "VariantName": "AllTraffic",
+        "InstanceType": "ml.g6.2xlarge",
+        "InitialInstanceCount": 1,
+    }
+    plane.control.create_endpoint_config(
+        EndpointConfigName="shared", ExecutionRoleArn=ROLE, ProductionVariants=[variant]
+    )
+    plane.create("shared", "shared")
+    plane.wait_in_service("shared")
+
+
+def create(plane: ControlPlane, name: str, num_copies: int = 1, **specification: Any) -> None:
+    plane.control.create_inference_component(
+        InferenceComponentName=name,
+        EndpointName="shared",
+        VariantName="AllTraffic",
+        Specification={"ComputeResourceRequirements": NEEDS, **specification},
+        RuntimeConfig={"CopyCount": num_copies},
+    )
+
+
+def describe(plane: ControlPlane, name: str) -> dict[str, Any]:
+    description: dict[str, Any] = plane.control.describe_inference_component(
+        InferenceComponentName=name
+    )
+    return description
+
+
+def wait_settled(plane: ControlPlane, name: str) -> dict[str, Any]:
+    wait_until(
+        lambda: describe(plane, name)["InferenceComponentStatus"] in ("InService", "Failed"),
+        f"{name} is settled",
+    )
+    return describe(plane, name)
+
+
+def delete(plane: ControlPlane, name: str) -> None:
+    plane.control.delete_inference_component(InferenceComponentName=name)
+    listed = plane.control.list_inference_components
+    wait_until(lambda: not listed(NameContains=name)["InferenceComponents"], f"{name} is deleted")
+
+
+def answer(plane: ControlPlane, component: str) -> str:
+    response = plane.aws.invoke(BODY, "shared", InferenceComponentName=component)
+    text: str = json.loads(response["Body"].read())["generated_text"]
+    return text
+
+
+def test_components_are_created_resized_updated_and_deleted(plane: ControlPlane) -> None:
+    create_endpoint(plane)
+    plane.model("echo")
+    create(plane, "first", ModelName="echo")
+    create(plane, "bad", Container={"Image": IMAGE, "ArtifactUrl": "s3://models/broken/"})
+
+    description = wait_settled(plane, "first")
+    assert description["InferenceComponentStatus"] == "InService"
+    assert description["RuntimeConfig"] == {"DesiredCopyCount": 1, "CurrentCopyCount": 1}
+    assert description["Specification"]["ModelName"] == "echo"
+    assert answer(plane, "first") == "hello"
+    assert "holds notes.txt" in wait_settled(plane, "bad")["FailureReason"]
+    with fails("ValidationError", 400) as error:
+        plane.aws.invoke(BODY, "shared")
+
+    assert "Inference Component Name header is required" in error["Error"]["Message"]
+
+    plane.control.update_inference_component_runtime_config(
+        InferenceComponentName="first", DesiredRuntimeConfig={"CopyCount": 2}
+    )
+    assert wait_settled(plane, "first")["RuntimeConfig"]["CurrentCopyCount"] == 2
+
+    bad = {"Container": {"Image": IMAGE, "ArtifactUrl": "s3://models/broken/"}}
+    plane.control.update_inference_component(
+        InferenceComponentName="first",
+        Specification={"ComputeResourceRequirements": NEEDS, **bad},
+    )
+    description = wait_settled(plane, "first")
+    assert description["InferenceComponentStatus"] == "InService"
+    assert "holds notes.txt" in description["FailureReason"]
+    assert description["Specification"]["ModelName"] == "echo"
+    assert answer(plane, "first") == "hello"
+
+    with fails("ValidationException", 400) as error:
+        plane.control.delete_endpoint(EndpointName="shared")
+
+    assert "must be deleted first" in error["Error"]["Message"]
+    delete(plane, "first")
+    delete(plane, "bad")
+    plane.delete("shared")
+
+
+def write_adapter(folder: Path) -> None:
+    """Write an adapter of the demo model that changes what it answers."""
+    config = json.loads((DEMO / "config.json").read_text())
+    hidden_size = config["hidden_size"]
+    num_outputs = config["num_attention_heads"] * (
+        config.get("head_dim") or hidden_size // config["num_attention_heads"]
+    )
+    random = np.random.default_rng(47)
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {
+        f"{prefix}.lora_A.weight": random.normal(size=(RANK, hidden_size)).astype(np.float32),
+        f"{prefix}.lora_B.weight": random.normal(size=(num_outputs, RANK)).astype(np.float32),
+    }
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    adapter = {"peft_type": "LORA", "r": RANK, "lora_alpha": 64, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
+
+
+def test_an_adapter_answers_by_its_component_also_after_the_gateway_was_killed(
+    tmp_path: Path,
+) -> None:
+    with control_plane(tmp_path) as plane:
+        write_adapter(plane.bucket / "poet")
+        create_endpoint(plane)
+        create(
+            plane, "base", Container={"Image": IMAGE, "Environment": {"OPTION_ENABLE_LORA": "true"}}
+        )
+        assert wait_settled(plane, "base")["InferenceComponentStatus"] == "InService"
+        plane.control.create_inference_component(
+            InferenceComponentName="poet",
+            EndpointName="shared",
+            Specification={
+                "BaseInferenceComponentName": "base",
+                "Container": {"ArtifactUrl": "s3://models/poet"},
+            },
+        )
+        description = wait_settled(plane, "poet")
+        assert description["InferenceComponentStatus"] == "InService", description
+        texts = [answer(plane, "base"), answer(plane, "poet")]
+        assert texts[0] != texts[1]
+        with fails("ValidationException", 400) as error:
+            plane.control.delete_inference_component(InferenceComponentName="base")
+
+        assert "is the base of poet" in error["Error"]["Message"]
+        os.kill(plane.aws.process.pid, signal.SIGKILL)
+
+    with control_plane(tmp_path) as plane:
+        wait_settled(plane, "base")
+        wait_settled(plane, "poet")
+        assert [answer(plane, "base"), answer(plane, "poet")] == texts
+        delete(plane, "poet")
+        with fails("ValidationError", 400):
+            answer(plane, "poet")
+
+
+def test_the_deploy_kit_deploys_invokes_and_tears_down(plane: ControlPlane) -> None:
+    def kit(*words: str) -> str:
+        environ = {
+            **ENVIRON,
+            **CREDENTIALS,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_ENDPOINT_URL": plane.aws.url,
+            "PYTHONPATH": str(ROOT),
+        }
+        command = [sys.executable, "-P", "-m", "scripts.sagemaker_kit", *words]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    body = plane.folder / "body.json"
+    body.write_bytes(BODY)
+    deploy = ["--image", IMAGE, "--role", ROLE, "--instance-type", "ml.g6.2xlarge"]
+    deploy += ["--model", "s3://models/echo/", "--poll", "0.1"]
+
+    assert kit("deploy", "chat", *deploy) == "chat is InService\n"
+    assert json.loads(kit("invoke", "chat", "--body", str(body))) == {"generated_text": "hello"}
+    assert kit("teardown", "chat", "--poll", "0.1") == "chat is deleted\n"
+
+    shared = ["--component", "base", "--memory-mb", "1024"]
+    assert kit("deploy", "many", *deploy, *shared) == "many is InService\n"
+    answered = kit("invoke", "many", "--body", str(body), "--component", "base")
+    assert json.loads(answered) == {"generated_text": "hello"}
+    assert kit("teardown", "many", "--poll", "0.1") == "many is deleted\n"
+    assert plane.control.list_endpoints()["Endpoints"] == []
+    assert plane.control.list_models(NameContains="many")["Models"] == []
