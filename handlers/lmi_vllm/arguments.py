@@ -23,7 +23,7 @@ from handlers.base.cache_budget import default_budget
 from handlers.base.kv_events.endpoints import of_replica, replica_here
 from handlers.base.pickles import pickled_files, refusal
 from handlers.driven.arguments import DTYPES, OPTION_OF, boolean, named, tell_unknown
-from handlers.lmi_vllm import process_setup
+from handlers.lmi_vllm import compiling
 from handlers.lmi_vllm.about import SPECULATIVE
 from lmi.errors import BadConfiguration, shorten
 from lmi.settings.annexes import KvEventsConfig
@@ -108,9 +108,9 @@ def engine_arguments(
 
     if current_platform.is_cpu():
         arguments |= _cache_on_cpu(config, arguments, memory_bytes or machine.memory_bytes())
-        if "enforce_eager" not in config.options and process_setup.is_eager(config.options):
+        if "enforce_eager" not in config.options and compiling.is_eager(config.options):
             # vLLM compiles by default and would not start.
-            why = process_setup.why_no_compiler()
+            why = compiling.why_no_compiler()
             if why:
                 log.warning("vLLM runs the model eagerly, which is up to a quarter slower: %s", why)
 

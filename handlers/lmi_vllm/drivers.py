@@ -23,9 +23,10 @@ from handlers.base.stepped import EngineStopped
 from handlers.driven.engine import EngineLoad
 from handlers.driven.outputs import SequenceOutput
 from handlers.driven.processes import Processes
-from handlers.lmi_vllm import engine_info, process_setup, translation
+from handlers.lmi_vllm import engine_info, translation
 from handlers.lmi_vllm.allocation import shorten_allocation
 from handlers.lmi_vllm.heartbeat import NodeHeartbeat
+from handlers.lmi_vllm.shared_memory import unlink_shared_memory
 from lmi.executor import KvCacheStats
 from lmi.shared import processes
 
@@ -62,7 +63,7 @@ class VllmEngine:
         self.config = self._engine.vllm_config
         self.tasks = self._engine.get_supported_tasks()
         self.renderer = self._engine.renderer
-        process_setup.unlink_shared_memory()
+        unlink_shared_memory()
 
         # vLLM ends the other ranks before it reports that one has ended. Compilers are not watched.
         pids = processes.descendants(os.getpid())

@@ -23,13 +23,14 @@ from handlers.driven.arguments import refusal
 from handlers.driven.beam_rounds import BeamRow
 from handlers.driven.engine import name_of
 from handlers.driven.executor import DrivenExecutor
-from handlers.lmi_vllm import engine_info, process_setup, translation
+from handlers.lmi_vllm import engine_info, translation
 from handlers.lmi_vllm.about import environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
 from handlers.lmi_vllm.drivers import VllmEngine
 from handlers.lmi_vllm.guide_gate import GuideGate
 from handlers.lmi_vllm.heartbeat import NodeHeartbeat
 from handlers.lmi_vllm.image_reader import ImageReader
+from handlers.lmi_vllm.shared_memory import unlink_shared_memory
 from handlers.lmi_vllm.vllm_log import StartupLog
 from lmi import errors
 from lmi.executor import EngineInfo, ErrorKind, Progress, Request
@@ -169,7 +170,7 @@ class Follower(Mailbox):
             settings = arguments.create_engine_config(headless=True)
             self._ranks = MultiprocExecutor(settings, monitor_workers=False)
 
-        process_setup.unlink_shared_memory()
+        unlink_shared_memory()
         self._has_lost_rank = threading.Event()
         self._ranks.register_failure_callback(self._has_lost_rank.set)
         self._ranks.start_worker_monitor()

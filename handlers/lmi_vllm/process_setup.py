@@ -12,24 +12,20 @@ import json
 import logging
 import multiprocessing
 import os
-import re
-import shutil
 import signal
 import stat
 import sys
-import sysconfig
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing import resource_tracker
-from pathlib import Path
 
 from handlers.lmi_vllm import vllm_log
-from handlers.lmi_vllm.about import NOTHING_IS_SENT, cache_folder, can_write
+from handlers.lmi_vllm.about import NOTHING_IS_SENT
+from handlers.lmi_vllm.compiling import compiler_variables
+from handlers.lmi_vllm.shared_memory import start_tracker
 from lmi.settings.config import EngineConfig
-from lmi.settings.kinds import is_true
-from lmi.shared import linux, processes
+from lmi.shared import linux
 from lmi.shared.log import LineHandler, as_json, fd, setup
 from lmi.shared.sink import STDERR, guard_streams
 
@@ -40,12 +36,6 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
-# vLLM's ahead-of-time artifact of a model can be written but not read back on a CPU. Writing it,
-# and failing to read it, costs seconds at each start. torch's cache of kernels is enough.
-COMPILED = {"VLLM_USE_AOT_COMPILE": "0"}
-# vLLM compiles a function of its sampler in eager mode too, which delays the first log-prob by ten
-# seconds.
-EAGER = {"TORCHDYNAMO_DISABLE": "1"}
 LOG_NAME = "LMI_VLLM_LOG"
 # The CPU build of vLLM needs torch's CPU build, but accepts any version of these. An installer
 # picks their CUDA builds, whose import fails beside that torch. vllm and transformers do not need
@@ -74,7 +64,7 @@ def prepare(config: EngineConfig | None = None) -> None:
     variables = ENVIRONMENT
     if is_on_cpu():
         options = config.options if config else {}
-        variables = {**ENVIRONMENT, **_of_compiler(options)}
+        variables = {**ENVIRONMENT, **compiler_variables(options)}
 
     for name, value in variables.items():
         os.environ.setdefault(name, value)
@@ -83,16 +73,20 @@ def prepare(config: EngineConfig | None = None) -> None:
     # So this module becomes the main module of a spawned child.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)
 
+    _hand_on_log()
+    start_tracker()
+    vllm_log.listen()
+    _set_levels()
+
+
+def _hand_on_log() -> None:
+    """Tell the processes that vLLM starts how this one logs, if it does as a server."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LineHandler):
             level = logging.getLevelName(logging.getLogger().level)
             form = "json" if handler.formatter.render is as_json else "text"
             path = f"/proc/{os.getpid()}/fd/{fd()}"
             os.environ[LOG_NAME] = json.dumps([handler.formatter.role, level, form, path])
-
-    _start_tracker()
-    vllm_log.listen()
-    _set_levels()
 
 
 def is_on_cpu() -> bool:
@@ -116,48 +110,6 @@ def hide_foreign_builds() -> None:
     if foreign:
         names = ", ".join(foreign)
         log.info("hidden from vllm, not built for torch %s: %s", version("torch"), names)
-
-
-def is_eager(options: Mapping[str, str]) -> bool:
-    """The value of option.enforce_eager. Without it, whether torch's switch is set or this machine
-    cannot compile.
-    """
-    text = options.get("enforce_eager")
-    if text is not None:
-        return is_true(text, otherwise=True)
-
-    is_disabled = os.environ.get("TORCHDYNAMO_DISABLE", "0") not in ("", "0")
-    return is_disabled or why_no_compiler() is not None
-
-
-def why_no_compiler(headers: str = sysconfig.get_path("include")) -> str | None:
-    """The reason why this machine cannot compile, as vLLM does by default, or None. `headers` are
-    Python's.
-    """
-    # torch takes the same one.
-    compiler = os.environ.get("CXX") or "g++"
-    if shutil.which(compiler) is None:
-        return f"there is no C++ compiler {compiler}"
-
-    header = Path(headers, "Python.h")
-    if header.is_file():
-        return None
-
-    return f"{header} is not there, which belongs to Python's headers"
-
-
-def _of_compiler(options: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torch and vLLM read at their import."""
-    if is_eager(options):
-        return EAGER
-
-    # The next start finds kernels beside vLLM's other caches; torch's default is a temporary
-    # folder.
-    folder = os.path.join(cache_folder(os.environ), "torchinductor")
-    if can_write(folder):
-        return {**COMPILED, "TORCHINDUCTOR_CACHE_DIR": folder}
-
-    return COMPILED
 
 
 @contextmanager
@@ -208,42 +160,6 @@ def _set_levels() -> None:
 
     for name in CHATTY_ON_CPU if is_on_cpu() else ():
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def _start_tracker() -> None:
-    """Start Python's tracker of shared memory outside this process group.
-
-    The tracker removes the shared memory that is left once the last process that used it has ended,
-    even if it was killed. The SIGKILL that the supervisor sends to the whole group must not reach
-    the tracker. Its warnings about the memory that it removes are silenced.
-    """
-    # The leader of a session cannot leave its group.
-    is_alone = os.getpgrp() == os.getpid() != os.getsid(0)
-    if is_alone:
-        with suppress(OSError):
-            os.setpgid(0, os.getpgid(os.getppid()))
-
-    sys.warnoptions.append("ignore")
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        sys.warnoptions.pop()
-        if is_alone:
-            os.setpgid(0, 0)
-
-
-def unlink_shared_memory() -> None:
-    """Remove the names of the memory that vLLM's C++ code shares between ranks, once all ranks have
-    mapped it.
-
-    No other code removes them when the ranks are killed: Python's tracker does not accept a colon
-    in a name.
-    """
-    for pid in (os.getpid(), *processes.descendants(os.getpid())):
-        with suppress(OSError):
-            maps = Path(f"/proc/{pid}/maps").read_text()
-            for path in re.findall(r" (/dev/shm/vllm_\S+)$", maps, re.MULTILINE):
-                os.unlink(path)
 
 
 class _Stderr(io.TextIOBase):

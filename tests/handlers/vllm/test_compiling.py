@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from handlers.lmi_vllm import process_setup
+from handlers.lmi_vllm import compiling
 from lmi.settings.config import EngineConfig
 from tests.machine import wait_until
 from tests.served import serve
@@ -34,19 +34,19 @@ def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_with_a_compiler_compiles_unless_someone_says_otherwise(
     switched_on: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert process_setup.why_no_compiler() is None
-    assert not process_setup.is_eager({}) and process_setup.is_eager({"enforce_eager": "1"})
+    assert compiling.why_no_compiler() is None
+    assert not compiling.is_eager({}) and compiling.is_eager({"enforce_eager": "1"})
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    assert process_setup.is_eager({}) and not process_setup.is_eager({"enforce_eager": "False"})
+    assert compiling.is_eager({}) and not compiling.is_eager({"enforce_eager": "False"})
 
 
 def test_what_is_missing_is_named(
     switched_on: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert process_setup.why_no_compiler() == "there is no C++ compiler no-such-compiler"
+    assert compiling.why_no_compiler() == "there is no C++ compiler no-such-compiler"
     monkeypatch.delenv("CXX")
-    assert str(tmp_path / "Python.h") in str(process_setup.why_no_compiler(headers=str(tmp_path)))
+    assert str(tmp_path / "Python.h") in str(compiling.why_no_compiler(headers=str(tmp_path)))
 
 
 def test_without_a_compiler_the_model_runs_eagerly_and_one_line_says_why(
