@@ -23,7 +23,9 @@ import pytest
 from botocore.exceptions import ClientError, WaiterError
 
 from lmi.gateway.control.operations import OPERATIONS
+from lmi.gateway.control.resources import ENDPOINT, common
 from lmi.gateway.control.service_model import compiled
+from lmi.gateway.errors import AwsError
 from lmi.shared.processes import descendants, is_alive
 from tests.gateway.control_planes import BODY, IMAGE, STREAM, ControlPlane, control_plane
 from tests.gateway.gateways import CREDENTIALS
@@ -315,6 +317,13 @@ def test_a_model_reaches_no_code_and_no_file_but_its_own(plane: ControlPlane) ->
     assert plane.aws.says("variable LD_PRELOAD of a model is not passed")
     plane.delete("link")
     plane.delete("code")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_is_no_part_of_a_path_is_refused(name: str) -> None:
+    """Beside botocore's patterns, which a newer version may change."""
+    with pytest.raises(AwsError, match="must match"):
+        common(ENDPOINT, {"EndpointName": name}, "local")
 
 
 def hostile_bodies() -> Iterator[tuple[str, bytes]]:

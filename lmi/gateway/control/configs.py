@@ -6,13 +6,13 @@ from lmi.gateway.control.fleet import sizes_of
 from lmi.gateway.control.listing import page
 from lmi.gateway.control.models import container_of
 from lmi.gateway.control.plane import Plane
-from lmi.gateway.control.resources import CONFIG, Deployment, Resource, common
+from lmi.gateway.control.resources import CONFIG, Deployment, Resource, check_name, common
 from lmi.gateway.control.service_model import Members, invalid
 
 
 def create(plane: Plane, members: Members, region: str) -> Members:
     variants = members["ProductionVariants"]
-    names = {variant["VariantName"] for variant in variants}
+    names = {check_name(variant["VariantName"]) for variant in variants}
     if len(names) < len(variants):
         raise invalid("Each production variant must have a name of its own.")
 

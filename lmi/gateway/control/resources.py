@@ -1,14 +1,18 @@
 """What the control plane keeps of each resource, and the names that AWS has for it."""
 
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from lmi.errors import shorten
 from lmi.gateway.control.service_model import Members, invalid
 from lmi.gateway.errors import ACCOUNT, AwsError
 
+# Names are parts of paths: of the logs of containers.
+PATH_NAME = "[a-zA-Z0-9][a-zA-Z0-9-]{0,62}"
 CREATING = "Creating"
 IN_SERVICE = "InService"
 UPDATING = "Updating"
@@ -127,10 +131,20 @@ def tags_of(members: Members) -> dict[str, str]:
     return tags
 
 
+def check_name(name: str) -> str:
+    """Return a name that may be part of a path. Raises AwsError for any other, whatever botocore's
+    model allows.
+    """
+    if not re.fullmatch(PATH_NAME, name):
+        raise invalid(f"A name must match {PATH_NAME}, given {shorten(name)}.")
+
+    return name
+
+
 def common(kind: ResourceKind, members: Members, region: str) -> dict[str, Any]:
     """Return the fields that a new resource of any kind has."""
     now_s = time.time()
-    name = members[kind.name_member]
+    name = check_name(members[kind.name_member])
     return {
         "name": name,
         "arn": kind.arn(name, region),
