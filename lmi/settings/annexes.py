@@ -53,7 +53,9 @@ class AccessConfig:
     """
     api_key_file: str | None = option(None, ABSOLUTE_PATH, key="option.api_key_file", is_path=True)
     """file with further keys, one on each line; SIGHUP reads it again"""
-    cors_allowed_origins: tuple[str, ...] = option((), ORIGINS, names="allowed_origins")
+    cors_allowed_origins: tuple[str, ...] = option(
+        (), ORIGINS, names="allowed_origins CORS_ALLOW_ORIGIN"
+    )
     """origins whose pages may call this server from a browser, as in https://app.example; *: all"""
     allowed_hosts: tuple[str, ...] = option((), HOSTS)
     """names under which requests may come, as in llm.example, beside those without a dot; *: any.

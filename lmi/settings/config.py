@@ -299,7 +299,7 @@ class ModelConfig(
     """
     revision: str | None = option(
         None,
-        names="HF_REVISION",
+        names="HF_REVISION HF_MODEL_REVISION",
         platform=["SM_VLLM_REVISION", "SM_SGLANG_REVISION"],
         is_for_engine=True,
     )
@@ -370,7 +370,8 @@ class ReplicasConfig:
     tensor_parallel_degree: int = option(
         1,
         DEGREE,
-        names="option.tensor_parallel_size TENSOR_PARALLEL_DEGREE SM_NUM_GPUS TENSOR_PARALLEL_SIZE",
+        names="option.tensor_parallel_size TENSOR_PARALLEL_DEGREE SM_NUM_GPUS TENSOR_PARALLEL_SIZE "
+        "NUM_SHARD",
     )
     """GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs"""
     pipeline_parallel_degree: int = option(
@@ -495,7 +496,7 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
     """longest step of the embedded engine that takes prompt tokens beside answers; nothing: it
     measures and chooses
     """
-    max_kv_cache_tokens: int | None = option(None)
+    max_kv_cache_tokens: int | None = option(None, names="MAX_BATCH_TOTAL_TOKENS")
     """size of the KV cache in tokens"""
     max_sequence_length: int | None = option(
         None, kinds.LENGTH_OR_AUTO, key="option.max_model_len", names="MAX_TOTAL_TOKENS"

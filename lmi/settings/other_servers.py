@@ -77,6 +77,28 @@ WRITE_INSTEAD = {
         "PREDICT_TIMEOUT is the time for a whole request",
     ),
     "MAX_NUM_SEQS": "OPTION_MAX_ROLLING_BATCH_SIZE is the number of sequences that run at once",
+    # TGI's launcher, whose names may be those of other programs too.
+    "API_KEY": "LMI_API_KEY is the key that clients need",
+    "DTYPE": "OPTION_DTYPE is the type of the weights",
+    "JSON_OUTPUT": "SERVING_LOG_FORMAT is the form of the log",
+    "KV_CACHE_DTYPE": "OPTION_KV_CACHE_DTYPE is the type of the KV cache, on an engine that has it",
+    "LORA_ADAPTERS": (
+        "an adapter is a folder in adapters/ beside the model, or registered at /adapters"
+    ),
+    "MAX_BEST_OF": "SERVING_MAX_REQUEST_SEQUENCES bounds the sequences of a request",
+    "OTLP_ENDPOINT": (
+        "OPTION_OTLP_TRACES_ENDPOINT is http://HOST:PORT/v1/traces, for OTLP over HTTP"
+    ),
+    "PAYLOAD_LIMIT": "SERVING_MAX_REQUEST_SIZE bounds a body",
+    "QUANTIZE": "HF_MODEL_QUANTIZE is the method",
+    **dict.fromkeys(
+        ("ROPE_SCALING", "ROPE_FACTOR"), "the model's config.json has its rope_scaling"
+    ),
+    "SPECULATE": "OPTION_SPECULATIVE=ngram guesses tokens ahead",
+    "TOKENIZER_CONFIG_PATH": "OPTION_CHAT_TEMPLATE is the chat template",
+    "TRUST_REMOTE_CODE": "HF_MODEL_TRUST_REMOTE_CODE lets the model's code run",
+    # Hugging Face's image of vLLM.
+    "HF_LMCACHE_KV_CONFIG": "OPTION_KV_TRANSFER_CONFIG names the connector",
 }
 # Variables without an effect, and the reason where it is not obvious.
 UNUSED = {
@@ -87,6 +109,12 @@ UNUSED = {
         "OPTION_MODEL_ID names the model, SERVING_DOWNLOAD_DIR where what is fetched goes"
     ),
     **dict.fromkeys(("SAGEMAKER_ENV", "USE_HF_TRANSFER", "TIKTOKEN_ENCODINGS_BASE"), ""),
+    "HF_ENABLE_RUNAI_STREAMER": "s3:// is fetched before the start",
+    **dict.fromkeys(("WAITING_SERVED_RATIO", "MAX_WAITING_TOKENS"), "a request joins at once"),
+    "SHARDED": "SM_NUM_GPUS is the number of GPUs",
+    **dict.fromkeys(
+        ("CUDA_GRAPHS", "DISABLE_CUSTOM_KERNELS", "USAGE_STATS", "VALIDATION_WORKERS"), ""
+    ),
 }
 PROGRAM = "SAGEMAKER_PROGRAM"
 SUBMIT_DIRECTORY = "SAGEMAKER_SUBMIT_DIRECTORY"

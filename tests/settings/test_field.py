@@ -86,6 +86,17 @@ CASES = {
             "HF_TASK": "text-generation",
         }
     ),
+    "TGI's own names": Case(
+        environ={
+            "NUM_SHARD": "1",
+            "MAX_BATCH_TOTAL_TOKENS": "8192",
+            "HF_MODEL_REVISION": "main",
+            "CORS_ALLOW_ORIGIN": "https://app.example",
+            "WAITING_SERVED_RATIO": "0.3",
+            "QUANTIZE": "awq",
+        },
+        warned=("QUANTIZE: has no effect here, HF_MODEL_QUANTIZE is the method",),
+    ),
     "variables for the worker": Case(text="option.env=NCCL_DEBUG=INFO,VLLM_LOGGING_LEVEL=DEBUG"),
     "Neuron's keys beside others": Case(text="option.n_positions=4096\noption.batch_size=4"),
     "attention by pages": Case(text="option.paged_attention=true\noption.device_map=auto"),
