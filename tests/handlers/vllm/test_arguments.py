@@ -428,7 +428,7 @@ def test_what_vllms_classes_refuse_names_our_option_and_its_source(
 ) -> None:
     from pydantic import ValidationError
 
-    from handlers.lmi_vllm.executor import explained
+    from handlers.lmi_vllm.start import explained
 
     sources = {"gpu_memory_utilization": "OPTION_GPU_MEMORY_UTILIZATION"}
     engine = config({"gpu_memory_utilization": "7"}, option_sources=sources)
@@ -450,7 +450,7 @@ class WrappedError(RuntimeError):
 
 
 def test_the_error_of_a_rank_on_ray_is_the_cause(arguments: ModuleType) -> None:
-    from handlers.lmi_vllm.executor import explained
+    from handlers.lmi_vllm.start import explained
 
     reason = str(
         explained(
