@@ -64,6 +64,11 @@ def test_an_endpoint_is_created_invoked_described_and_deleted(plane: ControlPlan
 
     assert json.loads(lines[-1])["generated_text"] == "hello"
 
+    accepted = plane.aws.runtime.invoke_endpoint_async(EndpointName="chat", Body=BODY)
+    output = Path(accepted["OutputLocation"].removeprefix("file://"))
+    wait_until(output.exists, "the asynchronous answer is there")
+    assert json.loads(output.read_bytes()) == {"generated_text": "hello"}
+
     description = plane.describe("chat")
     del description["ResponseMetadata"]
     assert description.pop("CreationTime") < description.pop("LastModifiedTime")
