@@ -66,6 +66,7 @@ ANNEXES = {
     "other_names": (
         "lmi.settings.engine_flags",
         "lmi.settings.flag_variables",
+        "lmi.settings.images",
         "lmi.settings.llama_cpp",
         "lmi.settings.other_names",
         "lmi.settings.other_servers",

@@ -14,6 +14,7 @@ from lmi.settings import (
     engine_choice,
     engine_flags,
     generation,
+    images,
     llama_cpp,
     model_choice,
     other_names,
@@ -157,9 +158,7 @@ def _collect_values(resolution: Resolution) -> None:
     start = resolution.start
     resolution.values.warnings += start.properties.warnings
     givens = collect(start.properties, start.environ, start.flags, start.files)
-    for image in IMAGES:
-        givens += image.givens(start.environ)
-
+    givens += images.givens(start.environ)
     counting = filter(start.counts, givens)
     resolution.givens = list(other_names.with_meanings(counting, bool(start.machine.gpus)))
 
@@ -237,8 +236,6 @@ def _sources_of_options(values: Values) -> dict[str, str]:
     return sources
 
 
-# Each reads the variables of an image of AWS.
-IMAGES = (llama_cpp, engine_flags, sglang)
 PREFILL = "option.max_rolling_batch_prefill_tokens"
 
 FIRST_STEPS = (

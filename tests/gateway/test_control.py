@@ -281,6 +281,8 @@ def test_tags_are_added_listed_and_deleted(plane: ControlPlane) -> None:
         ({"ModelDataUrl": "https://models/echo"}, "must be at s3://BUCKET/KEY"),
         ({"Environment": {"HF_MODEL_ID": "/etc"}}, "must not name a folder of this machine"),
         ({"Environment": {"SM_LLAMA_CPP_MODEL_DIR": "/etc"}}, "must not name a folder"),
+        ({"Environment": {"SM_VLLM_CHAT_TEMPLATE": '["/etc/hosts"]'}}, "must not name a folder"),
+        ({"Environment": {"SM_SGLANG_CHAT_TEMPLATE": "/etc/hosts"}}, "must not name a folder"),
         ({"Environment": {"OPTION_MODEL_ID": "a\0b"}}, "NUL"),
         ({"Environment": {"A B": "c"}}, "regular expression pattern"),
         ({"Environment": {f"A{n}": "x" * 1000 for n in range(40)}}, "at most 32768 bytes"),

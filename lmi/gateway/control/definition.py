@@ -20,6 +20,7 @@ from lmi.gateway.stores import S3_SCHEME, parse_s3
 from lmi.gateway.target_models import ModelStore
 from lmi.settings import llama_cpp
 from lmi.settings.given import Given, collect
+from lmi.settings.images import givens as givens_of_images
 from lmi.settings.properties import Properties
 from lmi.settings.table import MODEL, find
 
@@ -204,8 +205,9 @@ class Definitions:
 
             for given in _givens({name: value}):
                 option = find(given.key)
-                is_path = option is not None and option.is_path and value.startswith("/")
-                if is_path and not self.trusts_models and not _is_in_model_folder(value):
+                path = given.text
+                is_path = option is not None and option.is_path and path.startswith("/")
+                if is_path and not self.trusts_models and not _is_in_model_folder(path):
                     raise invalid(
                         f"Environment {name} must not name a folder of this machine but "
                         f"{MODEL_FOLDER}, given {shorten(value)}"
@@ -219,7 +221,7 @@ class Definitions:
 
 def _givens(variables: Mapping[str, str]) -> list[Given]:
     """Return the options that variables give to a server."""
-    return [*collect(Properties(), variables, {}), *llama_cpp.givens(variables)]
+    return [*collect(Properties(), variables, {}), *givens_of_images(variables)]
 
 
 def _is_passed(name: str, value: str) -> bool:

@@ -1,0 +1,44 @@
+"""What of a model's environment reaches the process that runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi.gateway.control.definition import Definitions
+
+
+def definitions(folder: Path) -> Definitions:
+    return Definitions(folder=folder, buckets={}, images=(), trusts_models=False)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SM_VLLM_MODEL": "owner/tiny", "SM_VLLM_MAX_MODEL_LEN": "64"},
+        {"SM_SGLANG_MODEL_PATH": "owner/tiny", "SM_SGLANG_CONTEXT_LENGTH": "64"},
+        {"SM_LLAMA_CPP_HF_REPO": "owner/tiny-GGUF", "SM_LLAMA_CPP_CTX_SIZE": "64"},
+    ],
+    ids=lambda variables: next(iter(variables)),
+)
+def test_variables_of_each_image_that_give_options_are_passed(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    launch = definitions(tmp_path).launch({"Environment": variables})
+    assert variables.items() <= launch.environ.items()
+    assert launch.model == str(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("name", ["SM_VLLM_PORT", "SM_VLLM_SSL_KEYFILE", "SM_SGLANG_HOST"])
+def test_a_variable_that_is_the_gateways_to_say_is_not_passed(tmp_path: Path, name: str) -> None:
+    launch = definitions(tmp_path).launch({"Environment": {name: "9000"}})
+    assert name not in launch.environ
+
+
+def test_a_variable_of_an_image_that_the_operator_has_is_not_inherited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SM_VLLM_MAX_MODEL_LEN", "64")
+    launch = definitions(tmp_path).launch({"Environment": {"SM_VLLM_MODEL": "owner/tiny"}})
+    assert "SM_VLLM_MAX_MODEL_LEN" not in launch.environ
