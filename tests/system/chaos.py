@@ -176,6 +176,9 @@ def send(
                     break
 
                 time.sleep(pause_s)
+
+            # A connection that ends within a body of known length is no error to http.client
+            is_whole = not response.length
         except TimeoutError:
             raise
         except (OSError, HTTPException):
