@@ -136,7 +136,7 @@ MODEL = click.option(
 @QUICK
 def chat(system_prompt: str | None, quick: str | None, **talk: Any) -> None:
     """Talk to a server in the terminal."""
-    from lmi.client.ask import Talk
+    from lmi.client.talk import Talk
 
     with closing(Talk(**talk)) as server:
         server.chat(system_prompt, quick)
@@ -152,7 +152,7 @@ def chat(system_prompt: str | None, quick: str | None, **talk: Any) -> None:
 @QUICK
 def complete(quick: str | None, **talk: Any) -> None:
     """Let a server continue texts in the terminal."""
-    from lmi.client.ask import Talk
+    from lmi.client.talk import Talk
 
     with closing(Talk(**talk)) as server:
         server.complete(quick)
@@ -189,11 +189,11 @@ def run_batch(
     """Answer the requests of a file in OpenAI's batch form."""
     import asyncio
 
-    from lmi.client import ask
+    from lmi.client import batch
 
     with source.open("rb") as requests, target.open("wb") as answers:
-        batch = ask.run_batch(requests, answers, url, api_key, concurrency, timeout_s)
-        num_failed = asyncio.run(batch)
+        answering = batch.run_batch(requests, answers, url, api_key, concurrency, timeout_s)
+        num_failed = asyncio.run(answering)
 
     if num_failed:
         click.echo(

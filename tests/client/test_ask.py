@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lmi.client import ask
+from lmi.client import talk
 from tests.commands import Done, lmi
 from tests.gateway.gateways import Talk, chunked, scripted, whole
 
@@ -221,5 +221,8 @@ def test_help_is_shown_and_a_conversation_is_forgotten_and_ended_by_a_word(
 
     assert [said_by_user(body) for body in bodies] == [["one"], ["two"]]
     assert all(body["messages"][0] == {"role": "system", "content": "Be brief."} for body in bodies)
-    assert done.stdout == f"yes\n{ask.HELP}\nyes\n"
-    assert typed(monkeypatch, "/help\n/clear\n/bye\n", "complete") == ((0, f"{ask.HELP}\n", ""), [])
+    assert done.stdout == f"yes\n{talk.HELP}\nyes\n"
+    assert typed(monkeypatch, "/help\n/clear\n/bye\n", "complete") == (
+        (0, f"{talk.HELP}\n", ""),
+        [],
+    )

@@ -7,18 +7,18 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import orjson
 
-from lmi.client.ask import headers_of
 from lmi.client.bench.dialects import DIALECTS, Ask
 from lmi.client.bench.figures import report_of
 from lmi.client.bench.load import Load, client_of, first_model
 from lmi.client.bench.page import page_of
 from lmi.client.bench.prompts import of_file, synthetic
 from lmi.client.bench.table import table_of
+from lmi.client.server import headers_of
 
 MAX_SERVERS = 2
 # What flags call these latencies.
@@ -48,16 +48,10 @@ def bench(settings: dict[str, Any]) -> int:
 
     settings["body"] = _object(settings["body"])
     servers = [_load_of(url, api_key, settings) for url in urls]
-    counts = (settings["num_warmup"], settings["num_requests"], settings["rounds"])
-    asyncio.run(run(servers, _asks(settings), *counts))
+    plan = Plan(settings["num_warmup"], settings["num_requests"], settings["rounds"])
+    asyncio.run(run(servers, _asks(settings), plan))
 
-    targets_s = {}
-    for name, flag in TARGETS.items():
-        target_ms = settings[f"target_{flag}_ms"]
-        if target_ms is not None:
-            targets_s[name] = target_ms / 1e3
-
-    report = report_of(settings, servers, targets_s)
+    report = report_of(settings, servers, _targets_s(settings))
     click.echo(table_of(report))
     if json_file:
         json_file.write_bytes(orjson.dumps(report, default=str, option=orjson.OPT_INDENT_2))
@@ -69,7 +63,19 @@ def bench(settings: dict[str, Any]) -> int:
         write_picture(report, png_file)
 
     totals = [server["total"] for server in report["servers"]]
-    return int(any(total["num_ok"] < total["num_requests"] for total in totals))
+    has_failed = any(total["num_ok"] < total["num_requests"] for total in totals)
+    return 1 if has_failed else 0
+
+
+def _targets_s(settings: dict[str, Any]) -> dict[str, float]:
+    """Return the latencies that no good answer exceeds, by name, in seconds."""
+    targets_s = {}
+    for name, flag in TARGETS.items():
+        target_ms = settings[f"target_{flag}_ms"]
+        if target_ms is not None:
+            targets_s[name] = target_ms / 1e3
+
+    return targets_s
 
 
 def _load_of(url: str, api_key: str | None, settings: dict[str, Any]) -> Load:
@@ -114,37 +120,49 @@ def _asks(settings: dict[str, Any]) -> Iterator[Ask]:
     )
 
 
-async def run(
-    servers: Sequence[Load], asks: Iterator[Ask], num_warmup: int, num_requests: int, rounds: int
-) -> None:
+class Plan(NamedTuple):
+    """How much each server is asked: before the rounds, and in each round."""
+
+    num_warmup: int
+    num_requests: int
+    num_rounds: int
+
+
+async def run(servers: Sequence[Load], asks: Iterator[Ask], plan: Plan) -> None:
     """Run the rounds. In each, every server is asked the same, the first one first in every other
     round.
 
     Raises ClickException for a server that answers none of the warm-up, or lists no model where it
     must be named.
     """
-    progress = asyncio.create_task(_show(servers, num_warmup + rounds * num_requests))
+    num_requests = plan.num_warmup + plan.num_rounds * plan.num_requests
+    progress = asyncio.create_task(_show(servers, num_requests))
     try:
         for server in servers:
             if server.dialect.needs_model and not server.model:
                 server.model = await first_model(server.client)
 
-        warmup = list(itertools.islice(asks, num_warmup))
+        asks_of_warmup = list(itertools.islice(asks, plan.num_warmup))
         for server in servers:
-            samples = await server.run(iter(warmup))
-            outcomes = {sample.outcome for sample in samples}
-            if outcomes and "200" not in outcomes:
-                why = f"answers no request of the warm-up: {', '.join(sorted(outcomes))}"
-                raise click.ClickException(f"{server.url} {why}")
+            await _warm_up(server, asks_of_warmup)
 
-        for number in range(rounds):
-            part = list(itertools.islice(asks, num_requests))
+        for number in range(plan.num_rounds):
+            asks_of_round = list(itertools.islice(asks, plan.num_requests))
             for server in servers if number % 2 == 0 else reversed(servers):
-                await server.round(part, seed=number)
+                await server.round(asks_of_round, seed=number)
     finally:
         progress.cancel()
         for server in servers:
             await server.client.aclose()
+
+
+async def _warm_up(server: Load, asks: Sequence[Ask]) -> None:
+    """Ask before the rounds. Raises ClickException if there are no whole answers."""
+    samples = await server.run(iter(asks))
+    outcomes = {sample.outcome for sample in samples}
+    if outcomes and "200" not in outcomes:
+        why = f"answers no request of the warm-up: {', '.join(sorted(outcomes))}"
+        raise click.ClickException(f"{server.url} {why}")
 
 
 async def _show(servers: Sequence[Load], num_requests: int) -> None:
