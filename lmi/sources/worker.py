@@ -9,106 +9,30 @@ import faulthandler
 import logging
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import msgspec
-from rich import progress as bars
-from rich.console import Console
 
 import lmi.shared.log
 from lmi.errors import StartError, cause_line
 from lmi.shared import linux
-from lmi.shared.sink import guard_streams, stream
+from lmi.shared.sink import guard_streams
 from lmi.sources.fetch import fetch
 from lmi.sources.fetches import FAILURE, PROGRESS, RESULT, SPARE_BYTES, FetchRequest, write
 from lmi.sources.job import DELAYS_S, FetchJob, Progress
-
-# Seconds between two writings of the file with the progress.
-REPORT_S = 0.5
-# Seconds between two lines of the log.
-LOG_S = 10.0
-# So many lines pass before a slow download is a warning, and between two warnings.
-SLOW_LINES = 3
+from lmi.sources.reporter import LOG_S, Reporter
 
 # This module is `__main__` where it runs.
 log = logging.getLogger("lmi.sources.worker")
 
 
-@contextmanager
-def reporting(progress: Progress, file: Path, *, has_bar: bool, log_s: float) -> Iterator[None]:
-    """Report from a thread in the block: in a file, and to people as a bar on a terminal or as
-    lines in the log.
-    """
-    bar = bars.Progress(
-        "{task.description}",
-        bars.BarColumn(),
-        bars.DownloadColumn(),
-        bars.TransferSpeedColumn(),
-        bars.TimeRemainingColumn(),
-        console=Console(file=stream(lmi.shared.log.fd())),
-        transient=True,
-        disable=not has_bar,
-    )
-
-    over = threading.Event()
-    thread = threading.Thread(
-        target=_report, args=(progress, file, bar, log_s, over), name="reporter", daemon=True
-    )
-    with bar:
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
-
-def _report(
-    progress: Progress, file: Path, bar: bars.Progress, log_s: float, over: threading.Event
-) -> None:
-    task = bar.add_task("", total=None, visible=False)
-    last_report = None
-    is_last = False
-    logged_s = warned_s = time.monotonic()
-    while not is_last:
-        is_last = over.wait(REPORT_S)
-        report = progress.report()
-        if report != last_report:
-            try:
-                write(file, report)
-                last_report = report
-            except OSError as error:
-                # The disk may be full, which the fetch itself says.
-                log.debug("%s cannot be written: %s", file, error)
-
-        description = f"{report.stage} {report.source} {report.num_files}/{report.total_files}"
-        bar.update(
-            task,
-            description=description,
-            completed=report.num_bytes,
-            total=report.total_bytes or None,
-            visible=True,
-        )
-        if not bar.disable:
-            continue
-
-        if report.source and time.monotonic() - logged_s >= log_s:
-            logged_s = time.monotonic()
-            log.info("%s", report)
-
-        if report.slow is not None and time.monotonic() - warned_s >= SLOW_LINES * log_s:
-            warned_s = time.monotonic()
-            log.warning("%s", report.slow)
-
-
 def run(
     jobs: Sequence[FetchJob],
     folder: Path,
-    reporter: AbstractContextManager[None],
+    reporter: AbstractContextManager[object],
     *,
     says_failure: bool,
 ) -> int:
@@ -198,7 +122,7 @@ def main() -> None:
         jobs.append(FetchJob(source, progress, delays_s, arguments.spare_bytes))
 
     progress_file = arguments.folder / PROGRESS
-    reporter = reporting(progress, progress_file, has_bar=has_bar, log_s=arguments.log_s)
+    reporter = Reporter(progress, progress_file, has_bar=has_bar, log_s=arguments.log_s)
     linux.end_at_once(run(jobs, arguments.folder, reporter, says_failure=not has_bar))
 
 
