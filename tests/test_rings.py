@@ -74,7 +74,12 @@ ANNEXES = {
     ),
     "takeover": ("lmi.supervisor.takeover",),
     "older_tokenizers": ("lmi.text.convert",),
-    "welcome": ("lmi.supervisor.banner", "lmi.engine.progress"),
+    "welcome": (
+        "lmi.engine.progress",
+        "lmi.supervisor.banner",
+        "lmi.supervisor.hints",
+        "lmi.supervisor.throughput",
+    ),
     "guides": ("lmi.apis.guides", "lmi.shared.json_references", "handlers.guides"),
     "beams": ("lmi.apis.beams", "handlers.base.beams"),
     "kv_events": ("handlers.base.kv_events",),

@@ -1,16 +1,11 @@
-"""Messages of the supervisor to people: that the server is ready, or late, what its engines do, or
-why it ends.
+"""Messages of the supervisor to people: that the server is ready, or late, or why it ends.
 
 A message is text if the log is text, and one JSON object if the log is JSON. The object of a server
 that failed is its last line, because platforms often keep only that line.
 """
 
-import logging
-import os
-import re
 import sys
-from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, requires
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import orjson
@@ -19,121 +14,17 @@ from lmi.runtime import LoadReport
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.served_folder import PLATFORM_FOLDER
 from lmi.shared.log import escape, is_text
-from lmi.shared.state import EngineRecord
 from lmi.supervisor.child import Failure
+from lmi.supervisor.hints import hint
 
 # Clears the line and shows the cursor, which a bar hides.
 CLEAR_BAR = "\r\x1b[2K\x1b[?25h"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
-CHECKPOINT = (
-    "a model's folder holds what save_pretrained writes (config.json, a tokenizer, "
-    "*.safetensors), or a model.py"
-)
-DAMAGED_FILE = "mend the file that the message names, or copy it again"
-LOG = "see the log above"
-OF_GGUF = "serve another GGUF file of it, or the checkpoint in safetensors that it was made from"
-GGUF_ENGINE = (
-    "--rolling-batch chooses an engine that reads it; others take the checkpoint in safetensors "
-    "that it was made from"
-)
-GGUF_FILE = "lmi serve takes the GGUF file itself: lmi serve FOLDER/FILE.gguf"
-OF_QUANTISED = (
-    "serve it with that engine, or the checkpoint that it was made from, with "
-    "--quantize int8 where memory is short"
-)
-OPTIONS = "`lmi config` prints every option, its value and where it came from"
-SOURCES = (
-    "lmi serve takes a folder, a GGUF file, a name that lmi list shows, OWNER/NAME of a hub "
-    "(OWNER/NAME:Q4_K_M of its GGUF files), s3://BUCKET/PREFIX or demo"
-)
-MISSING_LIBRARY = re.compile(
-    r"No module named '(\w+)|the library (\w+) is not installed|No package metadata was found for "
-    r"(\w+)"
-)
-OF_A_CHECKPOINT = (".json", ".safetensors", ".jinja", ".model")
-REQUIREMENT = re.compile(r"(?P<name>[\w.-]+).*; extra == ['\"](?P<extra>[\w-]+)['\"]")
-NOT_DAMAGED = re.compile("no architectures|option[.]rolling_batch=|is not installed")
-
-
-class Hint(NamedTuple):
-    """What an operator can do about the errors of one label whose message fits a pattern."""
-
-    label: str
-    pattern: str
-    advice: str
-
-
-# The first row that fits counts. A fault without a row has no hint, because none is better than a
-# wrong one.
-HINTS = (
-    Hint("bad_configuration", "", OPTIONS),
-    Hint(
-        "port_unavailable",
-        r"[(]lmi-",
-        "--takeover takes the port over once this server is ready, --port chooses another",
-    ),
-    Hint(
-        "port_unavailable",
-        "",
-        "--host and --port choose another address; a taken port belongs to another process",
-    ),
-    Hint(
-        "source_unreachable",
-        "^no (folder|file) ",
-        "HF_HUB_OFFLINE=1 asks no hub and serves what its cache holds",
-    ),
-    Hint(
-        "model_unusable", "(HF_HUB|TRANSFORMERS)_OFFLINE=", "without that variable the hub is asked"
-    ),
-    Hint(
-        "model_unusable",
-        "credentials",
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role name them",
-    ),
-    Hint("model_unusable", "^[^:]+: (does not exist|is not a folder)", SOURCES),
-    Hint("model_unusable", "^option[.]", OPTIONS),
-    Hint("model_unusable", "does not read GGUF|its weights are GGUF", GGUF_ENGINE),
-    Hint(
-        "model_unusable", "[.]gguf: (is not a GGUF file|is empty|it ends|.*cut short)", DAMAGED_FILE
-    ),
-    Hint("model_unusable", "[.]gguf: .*(not read|only .* read|must be one of)", OF_GGUF),
-    Hint("model_unusable", "holds .*[.]gguf.*; a model", GGUF_FILE),
-    Hint(
-        "model_unusable",
-        "a model(.s folder)? has |: no tokenizer|: no (weights|model[.]safetensors)",
-        CHECKPOINT,
-    ),
-    Hint("model_unusable", "quantised already", OF_QUANTISED),
-    Hint(
-        "model_unusable",
-        "option[.]rolling_batch=",
-        "scripts/install installs other engines, --rolling-batch chooses one",
-    ),
-    Hint(
-        "security_refused",
-        r"option[.]\w+=true",
-        "that option switches it on, if you trust the model",
-    ),
-    Hint(
-        "security_refused",
-        "DISALLOW_",
-        "SAGEMAKER_SECURITY_CONTROLS names what secure mode refuses",
-    ),
-    Hint(
-        "engine_lost", "did not finish loading", "--model-loading-timeout SECONDS gives it longer"
-    ),
-    Hint("engine_lost", "", "its own messages stand further up in this log"),
-    Hint("front_end_lost", "", LOG),
-    Hint("gateway_lost", "", LOG),
-    Hint("start_failed", r"^\w+: |^the fetch failed|died", LOG),
-)
-
-log = logging.getLogger(__name__)
-
 
 def say_failed(failure: Failure, log_format: str = "json") -> None:
+    """Say why the server ends, and what an operator can do about it."""
     advice = hint(failure.cause, failure.message)
     if is_text(log_format):
         lines = [f"lmi: {escape(line)}" for line in failure.message.split("\n")]
@@ -163,6 +54,7 @@ def clear_bar() -> None:
 
 
 def say_ready(config: Config, port: int, report: LoadReport, after_s: float) -> None:
+    """Say that a server of one model answers."""
     event = {
         "event": "ready",
         "model": config.model.name,
@@ -218,9 +110,10 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
     if not is_handler:
         rows["openai"] = f"{url}/v1 is the base_url of OpenAI's clients"
 
-    has_playground = not is_handler and not report.gives_embeddings
-    pages = f"{management_url}/docs"
-    rows["browser"] = f"{url}/playground, {pages}" if has_playground else pages
+    rows["browser"] = f"{management_url}/docs"
+    if not is_handler and not report.gives_embeddings:
+        rows["browser"] = f"{url}/playground, {management_url}/docs"
+
     rows["health"] = f"{url}/ping"
     rows["metrics"] = f"{management_url}/metrics"
     if config.server.host in LOOPBACK:
@@ -239,6 +132,7 @@ class Command(NamedTuple):
 
 
 def _first_command(config: Config, report: LoadReport, url: str) -> Command:
+    """Return what a server of this kind answers: one of user code, of embeddings, or of texts."""
     code = config.user_code
     if code is not None and code.handler is not None:
         body = f"@FILE    # FILE holds what {code.handler} reads"
@@ -328,104 +222,3 @@ def slow_start(after_s: float, stage: str, progress: float) -> str:
         "after the endpoint's ContainerStartupHealthCheckTimeoutInSeconds, 60 to 3600 s, by "
         "default 480 s; this server goes on"
     )
-
-
-class Throughput:
-    """Logs what the engines of all models did, every `interval_s` in which they did something,
-    never if it is None.
-    """
-
-    def __init__(self, interval_s: float | None, now: float) -> None:
-        self._interval_s = interval_s
-        self._looked_s = now
-        # The tokens until then.
-        self._num_prefilled = 0
-        self._num_decoded = 0
-
-    def look(self, engines: Iterable[EngineRecord], now: float) -> None:
-        seconds = now - self._looked_s
-        if self._interval_s is None or seconds < self._interval_s:
-            return
-
-        records = list(engines)
-        num_prefilled = sum(record.num_context_tokens for record in records)
-        num_decoded = sum(record.num_generation_tokens for record in records)
-        # A model that was unloaded took its totals with it.
-        num_new_prefilled = max(0, num_prefilled - self._num_prefilled)
-        num_new_decoded = max(0, num_decoded - self._num_decoded)
-        self._looked_s = now
-        self._num_prefilled = num_prefilled
-        self._num_decoded = num_decoded
-
-        work = {
-            "prefill_tokens_per_s": round(num_new_prefilled / seconds, 1),
-            "decode_tokens_per_s": round(num_new_decoded / seconds, 1),
-            "running": sum(record.num_running for record in records),
-            "waiting": sum(record.num_waiting for record in records),
-        }
-        if any(work.values()):
-            max_num_blocks = sum(record.max_num_blocks for record in records)
-            usage = sum(record.num_used_blocks for record in records) / max(1, max_num_blocks)
-            log.info("throughput", extra={**work, "kv_cache_usage": round(usage, 3)})
-
-
-def hint(label: str, message: str) -> str:
-    """Return what an operator can do about an error of this label and message, or ""."""
-    missing = MISSING_LIBRARY.search(message)
-    if missing is not None:
-        library = next(filter(None, missing.groups()))
-        return _hint_of_library(library, message)
-
-    if label == "model_unusable" and _names_damaged_file(message):
-        return DAMAGED_FILE
-
-    for row in HINTS:
-        if row.label == label and re.search(row.pattern, message):
-            return row.advice
-
-    return ""
-
-
-def _hint_of_library(library: str, message: str) -> str:
-    if ".py: " in message:
-        return (
-            f"name {library} in a requirements.txt beside the file, or install it where lmi "
-            "itself is installed"
-        )
-
-    extra = _extra_with(library)
-    if extra:
-        return f"scripts/install {extra}, or pip install '.[{extra}]', in a clone of lmi"
-
-    return f"install {library} where lmi itself is installed"
-
-
-def _names_damaged_file(message: str) -> bool:
-    file = message.partition(": ")[0]
-    is_of_checkpoint = file.endswith(OF_A_CHECKPOINT) and os.path.isfile(file)
-    return is_of_checkpoint and not NOT_DAMAGED.search(message)
-
-
-def _extra_with(library: str) -> str | None:
-    """Return the extra of this package that installs a library, None if no extra for users does."""
-    try:
-        requirements = requires("lmi") or ()
-    except PackageNotFoundError:
-        # It runs from its sources.
-        return None
-
-    extras = dict[str, str]()
-    for line in requirements:
-        match = REQUIREMENT.match(line)
-        if match and match["extra"] != "dev":
-            extras[match["name"].replace("-", "_")] = match["extra"]
-
-    if library in extras:
-        return extras[library]
-
-    # Perhaps the library is a namespace of several packages.
-    for name, extra in extras.items():
-        if name.startswith(f"{library}_"):
-            return extra
-
-    return None

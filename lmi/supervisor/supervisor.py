@@ -39,6 +39,7 @@ from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, drain_notice_s
 from lmi.supervisor.running_model import RunningModel
 from lmi.supervisor.stages import Settle, Stage
 from lmi.supervisor.takeover import LEAST_LEAVING_S, Handover, Predecessor, find
+from lmi.supervisor.throughput import Throughput
 
 TICK_S = 0.2
 LOADING_TICK_S = 0.05
@@ -104,7 +105,7 @@ class Supervisor:
         self._fetches = FetchProcesses(runtime)
         self._pauses = Pauses(LATE_TURN_S)
         self._pause_notes = PauseNotes()
-        self._throughput = banner.Throughput(self._config.throughput_interval_s, time.monotonic())
+        self._throughput = Throughput(self._config.throughput_interval_s, time.monotonic())
 
         # Also in its record, where `/ping` reads it.
         self._phase = Phase.STARTING

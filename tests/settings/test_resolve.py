@@ -14,7 +14,7 @@ from lmi.settings.annexes import REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.table import OPTIONS
 from lmi.shared.machine import Machine, is_container
-from lmi.supervisor.banner import hint
+from lmi.supervisor.hints import hint
 from tests.settings.settling import faults, settle, source_of
 
 

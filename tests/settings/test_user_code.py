@@ -9,7 +9,7 @@ from msgspec.json import decode, encode
 
 from lmi.errors import ModelUnusable
 from lmi.settings.config import Config
-from lmi.supervisor.banner import hint
+from lmi.supervisor.hints import hint
 from lmi.user_code.settings import outline
 from tests.settings.settling import ASYNC_SERVICE, faults, settle
 

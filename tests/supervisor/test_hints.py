@@ -17,7 +17,7 @@ from lmi.settings.engine_choice import choose_handler
 from lmi.settings.handler import announced
 from lmi.shared.machine import Machine
 from lmi.shared.state import Block
-from lmi.supervisor.banner import (
+from lmi.supervisor.hints import (
     CHECKPOINT,
     DAMAGED_FILE,
     GGUF_ENGINE,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmi.shared.state import Block, EngineRecord
-from lmi.supervisor.banner import Throughput
+from lmi.supervisor.throughput import Throughput
 
 Look = Callable[[Throughput, list[EngineRecord], float], list[tuple[object, ...]]]
 FIELDS = ("prefill_tokens_per_s", "decode_tokens_per_s", "running", "waiting", "kv_cache_usage")

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from lmi.supervisor.banner import hint
+from lmi.supervisor.hints import hint
 from tests.gguf_files import EMBEDDING, SMALL_FILE, SMALL_MODEL, SMALL_PARTS, gguf_bytes
 from tests.machine import measurements, wait_until
 from tests.sources.faulty_server import Answer
