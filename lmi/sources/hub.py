@@ -34,16 +34,10 @@ from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line,
 from lmi.shared.files import write_whole
 from lmi.sources.fetches import Place, link, size_of
 from lmi.sources.hub_client import HubClient, HubRefusal, NoHub, pieces, raise_for_status
-from lmi.sources.hub_listing import (
-    COMMIT,
-    READ_BYTES,
-    Digest,
-    HubApi,
-    HubFile,
-    KeptListing,
-    files_by_blobs,
-)
+from lmi.sources.hub_file import READ_BYTES, Digest, HubFile
+from lmi.sources.hub_listing import COMMIT, HubApi
 from lmi.sources.job import PASSING_STATUSES, Damaged, FetchJob, MayPass, Progress, attempt, run_all
+from lmi.sources.kept_listing import KeptListing, files_by_blobs
 from lmi.sources.listing import gguf_paths, taken
 from lmi.sources.reach import Reach
 from lmi.sources.source import ADAPTER_CONFIG, CONFIG, GGUF, HubModel, chosen, fault

@@ -9,7 +9,7 @@ import pytest
 
 from lmi.sources.hub import Download
 from lmi.sources.hub_client import HubClient
-from lmi.sources.hub_listing import HubFile
+from lmi.sources.hub_file import HubFile
 from lmi.sources.job import Damaged, Progress, Stopped
 from lmi.sources.reach import Reach
 from tests.sources.faulty_server import Answer

@@ -14,7 +14,8 @@ import zstandard
 from lmi.errors import SecurityRefused
 from lmi.sources import hub_client, hub_listing
 from lmi.sources.hub_client import HubClient, HubRefusal, NoHub, raise_for_status
-from lmi.sources.hub_listing import HubApi, HubFile
+from lmi.sources.hub_file import HubFile
+from lmi.sources.hub_listing import HubApi
 from lmi.sources.job import MayPass
 from lmi.sources.reach import Reach
 from tests.sources.faulty_server import Answer
