@@ -48,7 +48,7 @@ def bench(settings: dict[str, Any]) -> int:
 
     settings["body"] = _object(settings["body"])
     servers = [_load_of(url, api_key, settings) for url in urls]
-    plan = Plan(settings["num_warmup"], settings["num_requests"], settings["rounds"])
+    plan = BenchPlan(settings["num_warmup"], settings["num_requests"], settings["rounds"])
     asyncio.run(run(servers, _asks(settings), plan))
 
     report = report_of(settings, servers, _targets_s(settings))
@@ -120,7 +120,7 @@ def _asks(settings: dict[str, Any]) -> Iterator[Ask]:
     )
 
 
-class Plan(NamedTuple):
+class BenchPlan(NamedTuple):
     """How much each server is asked: before the rounds, and in each round."""
 
     num_warmup: int
@@ -128,7 +128,7 @@ class Plan(NamedTuple):
     num_rounds: int
 
 
-async def run(servers: Sequence[Load], asks: Iterator[Ask], plan: Plan) -> None:
+async def run(servers: Sequence[Load], asks: Iterator[Ask], plan: BenchPlan) -> None:
     """Run the rounds. In each, every server is asked the same, the first one first in every other
     round.
 
