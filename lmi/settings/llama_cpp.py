@@ -91,13 +91,10 @@ def _first_file(folder: str) -> str:
     return folder
 
 
-def is_read(name: str) -> bool:
-    """Return whether a variable is read, or reported by `report`."""
-    return name in READ or UNREAD_MODEL.fullmatch(name) is not None
-
-
 def report(resolution: Resolution) -> None:
-    """Report each variable that names a model in a way that is not read here."""
+    """Report each variable that names a model in a way that is not read here, and those that no
+    option means.
+    """
     values = resolution.values
     start = resolution.start
     texts = _texts(start.environ)
@@ -118,3 +115,7 @@ def report(resolution: Resolution) -> None:
                 f"{fault}; write HF_MODEL_ID with OWNER/NAME:Q4_K_M, OWNER/NAME/FILE.gguf or the "
                 "path of a file in its place"
             )
+
+    meaningless = sorted(texts.keys() - READ - unread)
+    if meaningless:
+        values.warn(f"{', '.join(meaningless)}: flags of llama-server that no option here means")

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 from lmi.errors import shorten
-from lmi.settings import llama_cpp
 from lmi.settings.annexes import MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.engine_choice import is_for_embeddings
 from lmi.settings.given import Given
@@ -170,7 +169,7 @@ ELSEWHERE = {
 }
 # Variables that AWS's other images read and this server does not, yet. Who moves here may still set
 # them.
-PREFIXES = ("SM_LLAMA_CPP_", "CUSTOM_FASTAPI_", "SUPERVISOR_")
+PREFIXES = ("CUSTOM_FASTAPI_", "SUPERVISOR_")
 NAMES = frozenset(
     (
         "CUSTOM_PRE_PROCESS",
@@ -496,7 +495,7 @@ def report_variables(resolution: Resolution) -> None:
     environ = resolution.start.environ
     of_images: list[str] = []
     for name in sorted(environ):
-        if is_of_other_image(name) and name not in READ and not llama_cpp.is_read(name):
+        if is_of_other_image(name) and name not in READ:
             of_images.append(name)
 
     if of_images:

@@ -224,7 +224,7 @@ def test_other_variables_of_llama_cpp_set_what_they_mean(whole: Path) -> None:
     assert (resolved.config.model.name, resolved.config.model.aliases) == ("fox", ("hare",))
     assert resolved.config.server.port == 8090
     assert resolved.warnings == (
-        "1 variable of AWS's other images not read yet: SM_LLAMA_CPP_N_GPU_LAYERS",
+        "SM_LLAMA_CPP_N_GPU_LAYERS: flags of llama-server that no option here means",
     )
 
 

@@ -595,7 +595,7 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
 ) -> None:
     environ = {
         **dict.fromkeys(
-            ("SUPERVISOR_CONFIG", "SM_LLAMA_CPP_MLOCK", "CUSTOM_SCRIPT_FILENAME"),
+            ("SUPERVISOR_CONFIG", "CUSTOM_SCRIPT_FILENAME"),
             "hf_secret",
         ),
         **dict.fromkeys(
@@ -607,9 +607,9 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
     resolved = settle(folder, environ=environ)
 
     assert [line for line in resolved.warnings if "images" in line] == [
-        "6 variables of AWS's other images not read yet: CUSTOM_SCRIPT_FILENAME, "
+        "5 variables of AWS's other images not read yet: CUSTOM_SCRIPT_FILENAME, "
         "PROCESS_AUTO_RECOVERY, "
-        "SAGEMAKER_MODEL_PATH, SM_LLAMA_CPP_MLOCK, SUPERVISOR_CONFIG, "
+        "SAGEMAKER_MODEL_PATH, SUPERVISOR_CONFIG, "
         "SUPERVISOR_PROGRAM_STARTSECS"
     ]
     assert "hf_secret" not in str(resolved.warnings) and resolved.details == ()
