@@ -101,16 +101,16 @@ class Attention:
         """Return the answers of the rows of one call, (end_row - first_row, heads * head_dim), from
         the queries of all rows, (rows, heads, head_dim).
         """
-        seen = self._seen_by(call, how.layer)
+        cached = self._cached_by(call, how.layer)
         if call.num_queries == 1:
-            return self._answer_decodes(call, queries, seen, how)
+            return self._answer_decodes(call, queries, cached, how)
 
         # (1, heads, queries, head_dim)
         heads = queries[call.first_row : call.end_row].transpose(0, 1)[None]
-        answers = _attend(heads, seen, call, how)
+        answers = _attend(heads, cached, call, how)
         return answers[0].transpose(0, 1).flatten(1)
 
-    def _seen_by(self, call: AttentionCall, layer: int) -> KeysValues:
+    def _cached_by(self, call: AttentionCall, layer: int) -> KeysValues:
         """The keys and values of the positions of a call, as views."""
         slots = slice(call.slots.start, call.slots.stop)
         positions = slice(call.positions.start, call.positions.stop)
@@ -121,7 +121,7 @@ class Attention:
         return KeysValues(keys, values)
 
     def _answer_decodes(
-        self, call: AttentionCall, queries: Tensor, seen: KeysValues, how: Attend
+        self, call: AttentionCall, queries: Tensor, cached: KeysValues, how: Attend
     ) -> Tensor:
         """Return the answers of a call with one query for each slot, from the queries of all
         rows.
@@ -138,7 +138,7 @@ class Attention:
             # torch is up to twice as fast with an even number.
             groups = functional.pad(groups, (0, 0, 0, 1))
 
-        padded_answers = _attend(groups, seen, call, how)
+        padded_answers = _attend(groups, cached, call, how)
         answers = padded_answers[:, :, :num_queries].flatten(1)
         if call.answers is None:
             return answers
@@ -243,17 +243,17 @@ class Attention:
         return torch.tensor(list(numbers), device=self._kv.device)
 
 
-def _attend(query: Tensor, seen: KeysValues, call: AttentionCall, how: Attend) -> Tensor:
+def _attend(query: Tensor, cached: KeysValues, call: AttentionCall, how: Attend) -> Tensor:
     """Attend with queries (slots, heads, queries, head_dim) to keys and values that may have fewer
     heads.
     """
     if how.softcap is not None:
-        return _attend_capped(query, seen, call, how.scale, how.softcap)
+        return _attend_capped(query, cached, call, how.scale, how.softcap)
 
     return functional.scaled_dot_product_attention(
         query,
-        seen.keys,
-        seen.values,
+        cached.keys,
+        cached.values,
         attn_mask=call.mask,
         is_causal=call.is_causal,
         scale=how.scale,
@@ -262,15 +262,15 @@ def _attend(query: Tensor, seen: KeysValues, call: AttentionCall, how: Attend) -
 
 
 def _attend_capped(
-    query: Tensor, seen: KeysValues, call: AttentionCall, scale: float, softcap: float
+    query: Tensor, cached: KeysValues, call: AttentionCall, scale: float, softcap: float
 ) -> Tensor:
     """Attend with scores that stay between -`softcap` and `softcap`, which torch has no call
     for.
     """
-    num_slots, num_kv_heads, _, head_dim = seen.keys.shape
+    num_slots, num_kv_heads, _, head_dim = cached.keys.shape
     # The queries of a key head are in one product.
     folded = query.reshape(num_slots, num_kv_heads, -1, head_dim)
-    scores = torch.matmul(folded, seen.keys.mT)
+    scores = torch.matmul(folded, cached.keys.mT)
     scores.mul_(scale / softcap)
     scores.tanh_()
     scores.mul_(softcap)
@@ -285,5 +285,5 @@ def _attend_capped(
         scores = (scores_of_heads + mask.unsqueeze(-3)).flatten(2, 3)
 
     weights = scores.softmax(dim=-1, dtype=torch.float32)
-    weights = weights.to(seen.values.dtype)
-    return torch.matmul(weights, seen.values).view(query.shape)
+    weights = weights.to(cached.values.dtype)
+    return torch.matmul(weights, cached.values).view(query.shape)
