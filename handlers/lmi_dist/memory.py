@@ -62,13 +62,33 @@ class MemoryNeed:
 
 
 def need_of(
-    facts: ModelFacts, config: EngineConfig, bytes_of: Callable[[np.dtype[Any]], float]
+    facts: ModelFacts,
+    config: EngineConfig,
+    bytes_of: Callable[[np.dtype[Any]], float],
+    bytes_of_file: int | None = None,
 ) -> MemoryNeed:
     """What a model with an architecture of ours needs.
 
     `bytes_of` says how many bytes a number of a weight takes, by the dtype that it has in the
-    checkpoint.
+    checkpoint. `bytes_of_file` is what the weights of a file take that stay as they are there.
     """
+    a = facts.architecture
+    assert a is not None
+    weights = bytes_of_file
+    if weights is None:
+        weights = _weight_bytes(facts, bytes_of)
+
+    # Cosines and sines.
+    length = min(config.max_sequence_length or facts.context_length, facts.context_length)
+    rotaries = set(a.rotaries) - {None}
+    num_rotated = sum(len(rotary.frequencies) for rotary in rotaries if rotary is not None)
+    weights += length * num_rotated * 8
+
+    return MemoryNeed(weights, _step_bytes(facts, config))
+
+
+def _weight_bytes(facts: ModelFacts, bytes_of: Callable[[np.dtype[Any]], float]) -> int:
+    """The bytes of the packed linears and of the table of embeddings."""
     a = facts.architecture
     assert a is not None
     sites = sites_of(a)
@@ -85,13 +105,7 @@ def need_of(
     if stored != BFLOAT16 and stored != np.float32:
         weights += a.vocab_size * (a.embedding_size or a.hidden_size) * 4
 
-    # Cosines and sines.
-    length = min(config.max_sequence_length or facts.context_length, facts.context_length)
-    rotaries = set(a.rotaries) - {None}
-    num_rotated = sum(len(rotary.frequencies) for rotary in rotaries if rotary is not None)
-    weights += length * num_rotated * 8
-
-    return MemoryNeed(int(weights), _step_bytes(facts, config))
+    return int(weights)
 
 
 def _step_bytes(facts: ModelFacts, config: EngineConfig) -> int:

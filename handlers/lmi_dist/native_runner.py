@@ -1,9 +1,10 @@
 """The runner of the native kernels: a program, its packed weights, and keys and values in shared
 blocks.
 
-All arithmetic is float32, or int8 with `option.quantize`. The order of every sum is fixed, so the
-bits of a token depend only on the tokens before it: not on the batch, on how its prompt was cut, or
-on the number of threads.
+All arithmetic is float32, or int8 with `option.quantize`. The weights of a GGUF file stay in blocks
+of 4 or 8 bits, which are multiplied by activations of 16 bits. The order of every sum is fixed, so
+the bits of a token depend only on the tokens before it: not on the batch, on how its prompt was
+cut, or on the number of threads.
 """
 
 from functools import partial
@@ -14,23 +15,47 @@ import numpy as np
 from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.facts import ModelFacts
+from handlers.lmi_dist.gguf.tensors import DTYPES
 from handlers.lmi_dist.lora import LoraLoader
 from handlers.lmi_dist.native.library import Library, num_threads
 from handlers.lmi_dist.native.model import NativeModel
 from handlers.lmi_dist.native.pages import Arena
-from handlers.lmi_dist.native.records import BF16, F32, INT8, TOKENS_PER_BLOCK, Panels
+from handlers.lmi_dist.native.records import (
+    BF16,
+    BITS4,
+    BITS8,
+    BITS8_HALVES,
+    F32,
+    INT8,
+    TOKENS_PER_BLOCK,
+    Panels,
+)
 from handlers.lmi_dist.operations import Linear, Pack
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import load, sites_of
 from handlers.lmi_dist.runner import Limits
+from handlers.lmi_dist.weights import stored_types
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
-# The bytes of a number by its format. 64 numbers of int8 share a scale.
+# The bytes of a number by its format. 64 numbers of int8 share a scale and a sum, and 32 numbers in
+# blocks share two scales, or a scale and a minimum.
 BYTES_OF = {
     F32: 4.0,
     BF16: 2.0,
     INT8: 1 + 4 / 64,
+    BITS4: 0.5 + 4 / 32,
+    BITS8: 1 + 4 / 32,
+    BITS8_HALVES: 1 + 4 / 32,
+}
+# What the engine says of its weights, by the narrowest format that one has.
+_DTYPES = {
+    F32: "float32",
+    BF16: "bfloat16",
+    INT8: "int8",
+    BITS4: "4-bit blocks",
+    BITS8: "8-bit blocks",
+    BITS8_HALVES: "8-bit blocks",
 }
 # So many are taken at a time for the weights of an adapter, and go with it.
 _ADAPTER_BYTES = 2 << 20
@@ -60,6 +85,7 @@ class NativeRunner:
             limits.max_length,
             progress,
             lambda weight: library.pack(weight, _format(config, weight.dtype)),
+            pack_blocks=library.pack_blocks if keeps_blocks(config) else None,
         )
         self._model = NativeModel(
             library, self.program, limits.num_cache_tokens // TOKENS_PER_BLOCK, num_threads()
@@ -87,8 +113,8 @@ class NativeRunner:
                 if operation.gate is not None:
                     formats.add(operation.gate.format)
 
-        # The narrowest format that any weight has.
-        self.dtype = {F32: "float32", BF16: "bfloat16", INT8: "int8"}[max(formats)]
+        narrowest = min(formats, key=lambda format: BYTES_OF[format])
+        self.dtype = _DTYPES[narrowest]
         self.kernels = f"native {library.kind}"
 
     def forward(self, plan: Plan) -> Array:
@@ -119,3 +145,27 @@ def _format(config: EngineConfig, stored: np.dtype[Any]) -> int:
 def weight_bytes(config: EngineConfig, stored: np.dtype[Any]) -> float:
     """The bytes that a number of a checkpoint takes in a packed weight."""
     return BYTES_OF[_format(config, stored)]
+
+
+def keeps_blocks(config: EngineConfig) -> bool:
+    """Whether the weights of a GGUF file stay in the blocks that it has: where no option says
+    otherwise.
+    """
+    return config.quantize is None and config.dtype == "auto"
+
+
+def bytes_of_file(library: Library, config: EngineConfig, path: str) -> int | None:
+    """The bytes that the packed weights of a folder's GGUF file take, or None if they do not stay
+    as they are in such a file.
+    """
+    sizes = stored_types(path) if keeps_blocks(config) else None
+    if sizes is None:
+        return None
+
+    num_bytes = 0.0
+    for kind, num_numbers in sizes.items():
+        dtype = DTYPES.get(kind.name)
+        format = library.format_of(kind) if dtype is None else _format(config, np.dtype(dtype))
+        num_bytes += num_numbers * BYTES_OF[format]
+
+    return int(num_bytes)

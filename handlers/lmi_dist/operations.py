@@ -7,11 +7,12 @@ of its `place`: arrays of numpy, or tensors of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from handlers.lmi_dist.arrays import Array
+from handlers.lmi_dist.gguf.block_rows import BlockRows
 
 # A table is what `place` gave.
 Table: TypeAlias = Any
@@ -20,6 +21,8 @@ Pack = Callable[[Array], Packed]
 """Takes a weight (num_out, num_in), in the dtype of the checkpoint, and gives the form that the
 kernels multiply by.
 """
+PackBlocks = Callable[[Sequence[BlockRows]], Packed]
+"""Takes the rows of a weight (num_out, num_in) in the blocks of a GGUF file, and gives the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Embed:
     """output = table[token id] * scale + positions[position]"""
 
     output: int
-    # (vocab_size, width), float32 or bfloat16
+    # (vocab_size, width), float32 or bfloat16, or in the form of `pack_blocks`.
     table: Table
     scale: float = 1.0
     # (max_length, width), float32

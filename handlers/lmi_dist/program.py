@@ -9,7 +9,7 @@ checkpoint: the queries that share a key head are neighbours.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias
 
@@ -19,6 +19,7 @@ from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.arrays import BFLOAT16, Array, are_same_rows, as_float32
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.families import Architecture
+from handlers.lmi_dist.gguf.block_rows import BlockRows
 from handlers.lmi_dist.operations import (
     Attend,
     Cap,
@@ -28,6 +29,7 @@ from handlers.lmi_dist.operations import (
     Norm,
     Operation,
     Pack,
+    PackBlocks,
     Packed,
     Program,
     Shrink,
@@ -41,6 +43,9 @@ from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
 log = logging.getLogger(__name__)
+
+Weight: TypeAlias = "Array | BlockRows"
+"""A weight (num_out, num_in) as the checkpoint has it."""
 
 Place: TypeAlias = Callable[[Array], Table]
 """Gives the form in which a runner reads what is not packed: a norm or a bias in float32, or a
@@ -81,9 +86,11 @@ def load(
     progress: Progress,
     pack: Pack[Packed],
     place: Place = in_float32,
+    pack_blocks: PackBlocks[Packed] | None = None,
 ) -> Program[Packed]:
     """The program of a checkpoint, with room for adapters where the options enable them.
 
+    With `pack_blocks` the weights of a GGUF file stay in its blocks; else they become floats.
     Every tensor is read once, in the order of the operations, and packed or placed before the next
     one is read. A declared output that the layers write over is gathered for the wanted rows. An
     embedding model has no head: the states behind the last norm stand in the place of the logits.
@@ -95,7 +102,7 @@ def load(
     outputs = declared_names(config, hidden_names(a.num_layers))
     # It refuses pickles.
     checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)
-    reader = _Reader(a, checkpoint, pack, max_length, place)
+    reader = _Reader(a, checkpoint, pack, max_length, place, pack_blocks)
     # The last operations leave some outputs as they are. The others have buffers of their own.
     buffers = {
         HIDDEN_STATES: _WANTED.h if "norm" in a.names else _WANTED.x,
@@ -214,11 +221,13 @@ class _Reader(Generic[Packed]):
         pack: Pack[Packed],
         max_length: int,
         place: Place,
+        pack_blocks: PackBlocks[Packed] | None,
     ) -> None:
         a = architecture
         self.architecture = architecture
         self._checkpoint = checkpoint
         self._pack = pack
+        self._pack_blocks = pack_blocks
         self._max_length = max_length
         self._place = place
 
@@ -227,7 +236,9 @@ class _Reader(Generic[Packed]):
         name = f"{path}.weight"
         short_name = name.partition(".")[2]
         self._has_prefix = name in checkpoint.files or short_name not in checkpoint.files
-        self._embedding = self._take(path, a.vocab_size, a.embedding_size or a.hidden_size)
+        self._embedding = self._take_weight(path, a.vocab_size, a.embedding_size or a.hidden_size)
+        # What the table and a head that is tied to it share.
+        self._packed_embedding: Packed | None = None
 
         self._rotations: dict[Rotary, Table] = {}
         for rotary in set(a.rotaries):
@@ -237,20 +248,28 @@ class _Reader(Generic[Packed]):
     def embed(self, output: int) -> Embed:
         """Narrow embeddings are projected to the hidden size here, not in every step."""
         a = self.architecture
-        table = self._embedding
         positions = None
-        projection_path = a.names.get("project_in")
-        if projection_path:
-            projection = self._take(projection_path, a.hidden_size, a.embedding_size)
-            table = as_float32(table) @ as_float32(projection).T
-
-        table = self._place(table)
+        table = self._table()
         positions_path = a.names.get("positions")
         if positions_path:
             rows = self._take(positions_path, a.context_length + a.position_offset, a.hidden_size)
             positions = self._placed(rows[a.position_offset :][: self._max_length])
 
         return Embed(output, table, a.embedding_scale, positions)
+
+    def _table(self) -> Table:
+        a = self.architecture
+        embedding = self._embedding
+        if isinstance(embedding, BlockRows):
+            self._packed_embedding = self._packed([embedding])
+            return self._packed_embedding
+
+        projection_path = a.names.get("project_in")
+        if projection_path:
+            projection = self._take(projection_path, a.hidden_size, a.embedding_size)
+            embedding = as_float32(embedding) @ as_float32(projection).T
+
+        return self._place(embedding)
 
     def norm(
         self, name: str, input: int, output: int, layer: int | None = None, adds: bool = False
@@ -291,9 +310,9 @@ class _Reader(Generic[Packed]):
         """One linear for the modules of a site, one below the other, and beside it those that are
         its gate.
         """
-        weights: list[Array] = []
+        weights: list[Weight] = []
         biases: list[Array] = []
-        gates: list[Array] = []
+        gates: list[Weight] = []
         gate_biases: list[Array] = []
         for module in site.modules:
             weight, bias = self._weight_and_bias(module)
@@ -303,11 +322,8 @@ class _Reader(Generic[Packed]):
                 if bias is not None:
                     (gate_biases if piece.is_gate else biases).append(bias[rows])
 
-        joined_weight = _joined(weights)
-        joined_gate = _joined(gates)
-        assert joined_weight is not None
-        packed = self._pack(joined_weight)
-        packed_gate = None if joined_gate is None else self._pack(joined_gate)
+        packed = self._packed(weights)
+        packed_gate = self._packed(gates) if gates else None
 
         return Linear(
             input,
@@ -320,12 +336,19 @@ class _Reader(Generic[Packed]):
             adds,
         )
 
-    def _weight_and_bias(self, module: Module) -> tuple[Array, Array | None]:
-        if self.architecture.is_transposed:
-            weight = self._take(module.path, module.num_in, module.num_out).T
-        else:
-            weight = self._take(module.path, module.num_out, module.num_in)
+    def _packed(self, weights: Sequence[Weight]) -> Packed:
+        """Pack weights, one below the other: as blocks if all are in blocks."""
+        blocks = [weight for weight in weights if isinstance(weight, BlockRows)]
+        if self._pack_blocks is not None and len(blocks) == len(weights):
+            return self._pack_blocks(blocks)
 
+        joined_weight = _joined([_floats(weight) for weight in weights])
+        assert joined_weight is not None
+        return self._pack(joined_weight)
+
+    def _weight_and_bias(self, module: Module) -> tuple[Weight, Array | None]:
+        is_transposed = self.architecture.is_transposed
+        weight = self._take_weight(module.path, module.num_out, module.num_in, is_transposed)
         bias = None
         if module.has_bias:
             bias = self._take(module.path, module.num_out, part="bias")
@@ -335,19 +358,26 @@ class _Reader(Generic[Packed]):
     def head(self, input: int, output: int) -> Linear[Packed]:
         """Narrow embeddings are projected from the hidden size here, not in every step."""
         a = self.architecture
-        weight = self._head_weight()
-        path = a.names.get("project_out")
-        if path:
-            projection = self._take(path, a.embedding_size, a.hidden_size)
-            weight = as_float32(weight) @ as_float32(projection)
-
+        packed = self._packed_head(self._head_weight())
         bias = None
         if "head" in a.biases:
             bias = self._take(a.names["head"], a.vocab_size, part="bias")
 
-        return Linear(input, output, self._pack(weight), self._placed(bias))
+        return Linear(input, output, packed, self._placed(bias))
 
-    def _head_weight(self) -> Array:
+    def _packed_head(self, weight: Weight) -> Packed:
+        if weight is self._embedding and self._packed_embedding is not None:
+            return self._packed_embedding
+
+        a = self.architecture
+        path = a.names.get("project_out")
+        if path and not isinstance(weight, BlockRows):
+            projection = self._take(path, a.embedding_size, a.hidden_size)
+            weight = as_float32(weight) @ as_float32(projection)
+
+        return self._packed([weight])
+
+    def _head_weight(self) -> Weight:
         """The head's own weight, or that of the embedding where both are the same.
 
         As in transformers and vLLM, a head in the file that differs counts more than what
@@ -360,11 +390,11 @@ class _Reader(Generic[Packed]):
         if a.is_tied and name not in self._checkpoint.files:
             return embedding
 
-        head = self._take(path, *embedding.shape)
+        head = self._take_weight(path, *embedding.shape)
         if not a.is_tied:
             return head
 
-        if are_same_rows(head, embedding):
+        if are_same_rows(_floats(head), _floats(embedding)):
             return embedding
 
         log.warning(
@@ -388,14 +418,39 @@ class _Reader(Generic[Packed]):
         weight = self._take(a.names[name].format(layer), size)
         return self._place(as_float32(weight) + np.float32(a.norm_offset))
 
+    def _take_weight(
+        self, path: str, num_out: int, num_in: int, is_transposed: bool = False
+    ) -> Weight:
+        """The weight (num_out, num_in) of a linear or a table, in blocks if it has any and they
+        stay. Floats may be stored (num_in, num_out).
+        """
+        if self._pack_blocks is not None:
+            name = self._name(path, "weight")
+            blocks = self._checkpoint.take_blocks(name, (num_out, num_in))
+            if blocks is not None:
+                return blocks
+
+        if is_transposed:
+            return self._take(path, num_in, num_out).T
+
+        return self._take(path, num_out, num_in)
+
     def _take(self, path: str, *shape: int, part: str = "weight") -> Array:
+        return self._checkpoint.take(self._name(path, part), shape)
+
+    def _name(self, path: str, part: str) -> str:
+        """The name of a tensor in the checkpoint."""
         if not self._has_prefix and path != self.architecture.names["head"]:
             path = path.partition(".")[2]
 
-        return self._checkpoint.take(f"{path}.{part}", shape)
+        return f"{path}.{part}"
 
     def _placed(self, array: Array | None) -> Table | None:
         return None if array is None else self._place(as_float32(array))
+
+
+def _floats(weight: Weight) -> Array:
+    return weight.floats() if isinstance(weight, BlockRows) else weight
 
 
 def _joined(arrays: list[Array]) -> Array | None:

@@ -7,7 +7,8 @@ file, the tensor and the cause.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from handlers.base.pickles import pickled_files, refusal
 from handlers.lmi_dist.arrays import FLOAT_NAMES, Array, is_float
 from handlers.lmi_dist.config_file import check_extra
 from handlers.lmi_dist.folder_files import existing_file, read_json
+from handlers.lmi_dist.gguf.block_rows import BlockRows
 from handlers.lmi_dist.gguf.tensors import GgufTensors, gguf_file
 from handlers.lmi_dist.safetensors_file import SafetensorsFile
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
+from lmi.shared.gguf_file import TensorType
 
 INDEX = "model.safetensors.index.json"
 
@@ -57,18 +60,9 @@ class Checkpoint:
 
         float64 becomes float32. Raises ModelUnusable.
         """
-        file = self.files.get(name)
-        if file is None:
-            raise ModelUnusable(f"{self.folder}: tensor {name} is missing from its weight files")
-
+        file = self._file_of(name)
         array = self.read(name)
-        if array.shape != tuple(shape):
-            raise ModelUnusable(
-                f"{file}: tensor {name} has shape {array.shape}, config.json needs {tuple(shape)}"
-            )
-
-        self._taken.add(name)
-        self._progress("weights", min(1.0, len(self._taken) / len(self.files)))
+        self._take(name, array.shape, tuple(shape))
         if array.dtype == np.float64:
             return self._narrowed(array)
 
@@ -80,15 +74,56 @@ class Checkpoint:
 
         return array
 
+    def take_blocks(self, name: str, shape: tuple[int, int]) -> BlockRows | None:
+        """Return a weight (num_out, num_in) of this shape in the blocks of a GGUF file, and count
+        it as taken; or None if it has no blocks.
+
+        Raises ModelUnusable.
+        """
+        table = self._tables[self._file_of(name)]
+        if not isinstance(table, GgufTensors):
+            return None
+
+        with self._of_tensor(name):
+            blocks = table.blocks_of(name)
+
+        if blocks is not None:
+            self._take(name, blocks.shape, shape)
+
+        return blocks
+
     def read(self, name: str) -> Array:
         """Read a tensor that is there, in the shape and dtype of its file. Raises ModelUnusable."""
-        file = self.files[name]
+        with self._of_tensor(name):
+            return self._tables[self.files[name]][name]
+
+    @contextmanager
+    def _of_tensor(self, name: str) -> Iterator[None]:
+        """Raise ModelUnusable for a tensor that cannot be read."""
         try:
-            return self._tables[file][name]
+            yield
         except ValueError as error:
             raise ModelUnusable(
-                f"{file}: tensor {name} cannot be read: {cause_line(error)}"
+                f"{self.files[name]}: tensor {name} cannot be read: {cause_line(error)}"
             ) from error
+
+    def _file_of(self, name: str) -> Path:
+        """Return the file of a tensor. Raises ModelUnusable if there is none."""
+        file = self.files.get(name)
+        if file is None:
+            raise ModelUnusable(f"{self.folder}: tensor {name} is missing from its weight files")
+
+        return file
+
+    def _take(self, name: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
+        """Count a tensor as taken. Raises ModelUnusable unless it has the shape that is needed."""
+        if shape != needed:
+            raise ModelUnusable(
+                f"{self.files[name]}: tensor {name} has shape {shape}, config.json needs {needed}"
+            )
+
+        self._taken.add(name)
+        self._progress("weights", min(1.0, len(self._taken) / len(self.files)))
 
     def unused(self) -> set[str]:
         """Return the names of the tensors that nobody has taken."""
@@ -133,6 +168,18 @@ def stored_dtype(path: str) -> np.dtype[Any]:
             continue
 
     return max(sizes, key=lambda dtype: sizes[dtype], default=np.dtype(np.float32))
+
+
+def stored_types(path: str) -> Counter[TensorType] | None:
+    """Return how many numbers of each type the GGUF file of a folder has, or None if the weights
+    are in no such file.
+    """
+    folder = Path(path)
+    gguf = gguf_file(folder)
+    if gguf is None or _safetensors_files(folder):
+        return None
+
+    return GgufTensors(gguf).sizes()
 
 
 def open_tensors(file: Path, pickled: Path, allow_pickle: bool) -> Mapping[str, Array]:

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from handlers.lmi_dist.gguf.block_rows import BlockRows
 from handlers.lmi_dist.gguf.blocks import DEQUANTISE, dequantise
 from lmi.errors import ModelUnusable
-from lmi.shared.gguf_file import SUFFIX, GgufModel, StoredTensor, read_model
+from lmi.shared.gguf_file import SUFFIX, GgufModel, StoredTensor, TensorType, read_model
 
 Array: TypeAlias = npt.NDArray[Any]
 Names: TypeAlias = Mapping[str, str]
@@ -122,7 +123,7 @@ class GgufTensors(Mapping[str, Array]):
     """The tensors of a model in GGUF by the names of transformers.
 
     A tensor is read when it is asked for: of F32, F16 and BF16 it is a view of the mapped file, of
-    any other type an array in float32.
+    any other type an array in float32. `blocks_of` gives the blocks of such a type as they are.
     """
 
     def __init__(self, path: Path) -> None:
@@ -137,7 +138,7 @@ class GgufTensors(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         tensor = self._tensors[name]
         stored = tensor.stored
-        data = np.frombuffer(self._data[stored.file], np.uint8, stored.num_bytes, stored.start)
+        data = self._bytes_of(stored)
         if stored.type.name in DEQUANTISE:
             numbers: Array = dequantise(data, stored.type)
         else:
@@ -146,14 +147,39 @@ class GgufTensors(Mapping[str, Array]):
         array = numbers.reshape(stored.shape)
         return array if tensor.undo is None else tensor.undo(array)
 
+    def blocks_of(self, name: str) -> BlockRows | None:
+        """Return a weight (num_out, num_in) in its blocks, or None if it has none."""
+        tensor = self._tensors[name]
+        stored = tensor.stored
+        if stored.type.name not in DEQUANTISE or len(stored.shape) != 2:
+            return None
+
+        rows = self._bytes_of(stored).reshape(stored.shape[0], -1)
+        # The file has a weight that transformers turns round as the kernels want it.
+        if tensor.undo is not None and tensor.undo is not np.transpose:
+            rows = tensor.undo(rows)
+
+        return BlockRows(stored.type, rows)
+
+    def _bytes_of(self, stored: StoredTensor) -> Array:
+        return np.frombuffer(self._data[stored.file], np.uint8, stored.num_bytes, stored.start)
+
+    def sizes(self) -> Counter[TensorType]:
+        """Return how many numbers the tensors of each type have."""
+        sizes = Counter[TensorType]()
+        for tensor in self._tensors.values():
+            sizes[tensor.stored.type] += math.prod(tensor.stored.shape)
+
+        return sizes
+
     def dtype_of_most(self) -> np.dtype[Any]:
         """Return the dtype in which most numbers are kept.
 
         For blocks it is float16: float32 is made of either, so nothing stays mapped.
         """
         sizes = Counter[str]()
-        for tensor in self._tensors.values():
-            sizes[tensor.stored.type.name] += math.prod(tensor.stored.shape)
+        for kind, num_numbers in self.sizes().items():
+            sizes[kind.name] += num_numbers
 
         [(most, _)] = sizes.most_common(1) or [("F32", 0)]
         dtype = DTYPES.get(most, np.float16)

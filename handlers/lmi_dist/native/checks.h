@@ -35,9 +35,57 @@ inline bool is_there(const char* name, const void* pointer) { return pointer || 
 
 inline bool is_panels(const Panels* panels, int num_in, int num_out) {
     return is_there("weight", panels) && is_there("data of a weight", panels->data) &&
-           is_between("format of a weight", panels->format, LMI_F32, LMI_INT8) &&
+           is_between("format of a weight", panels->format, LMI_F32, LMI_BITS8_HALVES) &&
            is_equal("num_in of a weight", panels->num_in, "the width of the input", num_in) &&
-           is_equal("num_out of a weight", panels->num_out, "the width of the output", num_out);
+           is_equal("num_out of a weight", panels->num_out, "the width of the output", num_out) &&
+           (!is_small(panels->format) ||
+            is_equal("num_in modulo the inputs of a group", num_in % SMALL_GROUP, "nothing", 0));
+}
+
+// A weight in parts: each part counts its own channels and those of the parts behind it.
+inline bool are_parts(const Panels* panels, int num_in, int num_out) {
+    for (; is_panels(panels, num_in, num_out); panels = panels->rest) {
+        if (!panels->rest) return true;
+        if (!is_between("panels of a part", panels->num_own, 1, num_panels(num_out) - 1)) return false;
+        num_out -= panels->num_own * NR;
+    }
+
+    return false;
+}
+
+// The rows of a weight can be read only in these formats.
+inline bool is_table(const Panels* panels, int width, int vocab_size) {
+    return is_panels(panels, width, vocab_size) &&
+           is_between("format of Embed's weight", panels->format, LMI_BITS4, LMI_BITS8_HALVES) &&
+           (!panels->rest || refuse("Embed's weight must have one part"));
+}
+
+// How the inputs of an operation are read: by one way of these beside floats.
+struct Precision {
+    bool reads_bytes = false;
+    bool reads_16_bits = false;
+
+    explicit Precision(const Op& op) {
+        for (const Panels* first : {op.weight, op.gate})
+            for (const Panels* part = first; part; part = part->rest) {
+                reads_bytes |= part->format == LMI_INT8;
+                reads_16_bits |= is_small(part->format);
+            }
+    }
+
+    bool is_quantized() const { return reads_bytes || reads_16_bits; }
+
+    // Of a row: its integers, and the scales of its groups.
+    int64_t row_bytes(int64_t width) const {
+        if (reads_16_bits) return width * sizeof(int16_t) + width / SMALL_GROUP * 2 * sizeof(float);
+        return reads_bytes ? num_groups(width) * (GROUP + sizeof(float)) : 0;
+    }
+};
+
+inline bool is_one_precision(const Op& op) {
+    const Precision precision(op);
+    return !(precision.reads_bytes && precision.reads_16_bits) ||
+           refuse("a linear has weights in INT8 or in blocks, not in both");
 }
 
 inline bool is_adapted(const Model& model, const Op& op, const Buffer& output) {
@@ -58,7 +106,7 @@ inline bool is_op(const Model& model, const Op& op) {
     const bool is_in_place = op.input == op.output;
     switch (op.kind) {
         case LMI_EMBED:
-            return is_there("table", op.table) &&
+            return (op.weight ? is_table(op.weight, output.width, model.vocab_size) : is_there("table", op.table)) &&
                    is_between("table_dtype", op.table_dtype, LMI_FLOAT32, LMI_BFLOAT16) &&
                    is_equal("is_wanted of Embed's output", output.is_wanted, "no", 0);
         case LMI_NORM:
@@ -73,8 +121,8 @@ inline bool is_op(const Model& model, const Op& op) {
     switch (op.kind) {
         case LMI_LINEAR:
             return is_adapted(model, op, output) && is_between("activation", op.activation, LMI_NONE, LMI_GELU_TANH) &&
-                   is_panels(op.weight, input.width, output.width) &&
-                   (!op.gate || is_panels(op.gate, input.width, output.width)) &&
+                   are_parts(op.weight, input.width, output.width) &&
+                   (!op.gate || are_parts(op.gate, input.width, output.width)) && is_one_precision(op) &&
                    is_equal("is_wanted of Linear's output", output.is_wanted, "that of its input", input.is_wanted);
         case LMI_SHRINK:
             return is_between("site of Shrink", op.site, 1, model.num_sites) &&
@@ -159,17 +207,13 @@ inline bool is_model(const Model& model) {
            is_equal("the output of the last operation", output, "the last buffer", model.num_buffers - 1);
 }
 
-inline bool is_quantized(const Op& op) {
-    return op.weight->format == LMI_INT8 || (op.gate && op.gate->format == LMI_INT8);
-}
-
-// Of the largest quantised input: a scale and the bytes of each group.
+// Of the largest quantised input.
 inline int64_t scratch_bytes(const Model& model, int64_t num_rows) {
     int64_t most = 0;
     for (const Op* op = model.ops; op < model.ops + model.num_ops; op++)
-        if (op->kind == LMI_LINEAR && is_quantized(*op))
-            most = std::max(most, num_groups(model.buffers[op->input].width));
-    return most * num_rows * (GROUP + sizeof(float));
+        if (op->kind == LMI_LINEAR)
+            most = std::max(most, Precision(*op).row_bytes(model.buffers[op->input].width));
+    return most * num_rows;
 }
 
 // ---- Adapters --------------------------------------------------------------------------------------------------------

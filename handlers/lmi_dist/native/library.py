@@ -9,16 +9,19 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 import numpy as np
 
 from handlers.lmi_dist.arrays import Array, dtype_name, is_float
+from handlers.lmi_dist.gguf.block_rows import BlockRows, joined_by_type
 from handlers.lmi_dist.native.pages import Arena
 from handlers.lmi_dist.native.records import (
     ABI,
     DTYPE_NUMBERS,
+    F32,
     ModelRecord,
     Panels,
     StepRecord,
@@ -26,6 +29,10 @@ from handlers.lmi_dist.native.records import (
 )
 from handlers.lmi_dist.native_variants import library_file, variant_here
 from lmi.shared import machine
+from lmi.shared.gguf_file import TENSOR_TYPES, TensorType
+
+# The kernels know a type by the number that files have for it.
+TYPE_NUMBERS = {kind: number for number, kind in TENSOR_TYPES.items()}
 
 
 class NotAvailable(Exception):
@@ -76,6 +83,9 @@ class Library:
         functions.lmi_packed_bytes.restype = c_int64
         functions.lmi_pack.argtypes = (c_void_p, *(c_int32,) * 4, c_void_p, c_int32)
         functions.lmi_pack.restype = None
+        functions.lmi_block_format.argtypes = (c_int32,)
+        functions.lmi_pack_blocks.argtypes = (c_void_p, *(c_int32,) * 3, c_void_p, c_int32)
+        functions.lmi_pack_blocks.restype = None
         functions.lmi_block_bytes.argtypes = (c_int32,) * 3
         functions.lmi_block_bytes.restype = c_int64
         functions.lmi_scratch_bytes.argtypes = (POINTER(ModelRecord), c_int32)
@@ -113,10 +123,59 @@ class Library:
             num_threads(),
         )
 
-        panels = Panels(num_out=num_out, num_in=num_in, format=format, data=address_of(memory))
-        panels.memory = memory
-        return panels
+        return _panels(num_out, num_in, format, memory)
+
+    def format_of(self, kind: TensorType) -> int:
+        """Return the format that keeps the blocks of a type."""
+        format = int(self.functions.lmi_block_format(TYPE_NUMBERS[kind]))
+        assert format >= 0, f"{kind.name} has no blocks"
+        return format
+
+    def pack_blocks(self, weights: Sequence[BlockRows]) -> Panels:
+        """Pack a weight, whose rows may be in blocks of several types, into the arena of the
+        library.
+
+        Blocks are kept, but where two types meet within a panel: then the weight is in float32.
+        """
+        parts = joined_by_type(weights)
+        width = int(self.functions.lmi_panel_width())
+        if any(len(part) % width for part in parts[:-1]):
+            return self.pack(np.concatenate([part.floats() for part in parts]), F32)
+
+        packed: Panels | None = None
+        for part in reversed(parts):
+            panels = self._pack_part(part)
+            if packed is not None:
+                panels.num_own = panels.num_out // width
+                panels.num_out += packed.num_out
+                panels.rest = ctypes.pointer(packed)
+
+            packed = panels
+
+        assert packed is not None, "a weight has rows"
+        return packed
+
+    def _pack_part(self, rows: BlockRows) -> Panels:
+        num_out, num_in = rows.shape
+        format = self.format_of(rows.type)
+        data = np.ascontiguousarray(rows.data)
+        memory = self._arena.take(self.functions.lmi_packed_bytes(num_out, num_in, format))
+        self.functions.lmi_pack_blocks(
+            address_of(data),
+            TYPE_NUMBERS[rows.type],
+            num_out,
+            num_in,
+            address_of(memory),
+            num_threads(),
+        )
+        return _panels(num_out, num_in, format, memory)
 
     def block_bytes(self, num_layers: int, num_kv_heads: int, head_dim: int) -> int:
         """Return the bytes of the keys and values of one block of tokens."""
         return int(self.functions.lmi_block_bytes(num_layers, num_kv_heads, head_dim))
+
+
+def _panels(num_out: int, num_in: int, format: int, memory: Array) -> Panels:
+    panels = Panels(num_out=num_out, num_in=num_in, format=format, data=address_of(memory))
+    panels.memory = memory
+    return panels

@@ -1,5 +1,5 @@
 // Runs whole steps of a decoder on a CPU. lmi_kernels.h has what it is given, vectors.h functions of vectors, products.h
-// products with weights, pool.h threads, checks.h what is refused. sampling.h draws tokens from the logits, by
+// products with weights, gguf_blocks.h weights in blocks, pool.h threads, checks.h what is refused. sampling.h draws tokens from the logits, by
 // distribution.h.
 //
 // Top to bottom: functions of rows, each kind of operation, the phases of a step, the interface.
@@ -12,6 +12,7 @@
 #include "lmi_kernels.h"
 
 #include "checks.h"
+#include "gguf_blocks.h"
 #include "pool.h"
 #include "products.h"
 #include "sampling.h"
@@ -129,13 +130,16 @@ inline float* values_of(const Model& model, int64_t block, int layer, int head) 
 
 void embed_row(const Run& run, const Op& op, int row) {
     const int width = run.buffer(op.output).width;
-    const int64_t from = int64_t(run.step.ids[row]) * width;
+    const int32_t id = run.step.ids[row];
+    const int64_t from = int64_t(id) * width;
     float* out = run.row(op.output, row);
-    for (int i = 0; i < width; i++) {
-        const float x = op.table_dtype == LMI_BFLOAT16 ? from_bfloat16(static_cast<const uint16_t*>(op.table)[from + i])
-                                                   : static_cast<const float*>(op.table)[from + i];
-        out[i] = x * op.scale;
-    }
+    if (op.weight)
+        unpack_row(*op.weight, id, out);
+    else if (op.table_dtype == LMI_BFLOAT16)
+        for (int i = 0; i < width; i++) out[i] = from_bfloat16(static_cast<const uint16_t*>(op.table)[from + i]);
+    else
+        std::memcpy(out, static_cast<const float*>(op.table) + from, sizeof(float) * width);
+    for (int i = 0; i < width; i++) out[i] *= op.scale;
 
     if (op.positions == nullptr) return;
     const float* position = op.positions + int64_t(run.positions[row]) * width;
@@ -221,20 +225,26 @@ void finish(const Run& run, const Op& op, const float* products, const float* ga
     }
 }
 
-// The input from a row on. Its quantised form is in the scratch memory: the scales of all rows, then their bytes.
+// The input from a row on. Its quantised form is in the scratch memory: the scales of all rows, then their integers.
 Rows input_of(const Run& run, const Op& op, int64_t row) {
-    const int width = run.buffer(op.input).width;
-    const int64_t groups = num_groups(width);
-    float* scales = reinterpret_cast<float*>(run.model.scratch);
-    const char* bytes = run.model.scratch + run.num_rows(op.input) * groups * sizeof(float);
-    const uint8_t* quantized = reinterpret_cast<const uint8_t*>(bytes) + row * groups * GROUP;
-    return {run.row(op.input, row), width, quantized, scales + row * groups};
+    const int64_t width = run.buffer(op.input).width;
+    const bool has_16_bits = Precision(op).reads_16_bits;
+    const int64_t num_scales = has_16_bits ? width / SMALL_GROUP * 2 : num_groups(width);
+    const int64_t row_bytes = has_16_bits ? width * sizeof(int16_t) : num_groups(width) * GROUP;
+    const float* scales = reinterpret_cast<const float*>(run.model.scratch);
+    const char* integers = run.model.scratch + run.num_rows(op.input) * num_scales * sizeof(float);
+    return {run.row(op.input, row), width, integers + row * row_bytes, scales + row * num_scales};
 }
 
 void quantize_row(const Run& run, const Op& op, int row) {
     const Rows rows = input_of(run, op, row);
     const int width = run.buffer(op.input).width;
-    quantize(rows.values, width, const_cast<uint8_t*>(rows.bytes), const_cast<float*>(rows.scales));
+    void* integers = const_cast<void*>(rows.integers);
+    float* scales = const_cast<float*>(rows.scales);
+    if (Precision(op).reads_16_bits)
+        quantize_to_16_bits(rows.values, width, static_cast<int16_t*>(integers), scales);
+    else
+        quantize(rows.values, width, static_cast<uint8_t*>(integers), scales);
 }
 
 // Adds to products of a panel (end - first, NR) what an adapter's second weight makes of the rows that were shrunk.
@@ -497,7 +507,7 @@ struct Phases {
             case LMI_CAP: return add(op, cap_row, num_rows, 1);
             case LMI_SHRINK: return add(op, shrink, run.adapted_rows(op.output).size(), 1);
             case LMI_LINEAR:
-                if (is_quantized(op)) add(op, quantize_row, num_rows, ROWS_PER_ITEM);
+                if (Precision(op).is_quantized()) add(op, quantize_row, num_rows, ROWS_PER_ITEM);
                 return add(op, linear, num_rows ? num_linear_items(run, op) : 0, 1);
             case LMI_ATTEND:
                 add(op, store_row, run.step.num_rows, ROWS_PER_ITEM);
@@ -590,6 +600,16 @@ EXPORT int64_t lmi_packed_bytes(int32_t num_out, int32_t num_in, int32_t format)
 EXPORT void lmi_pack(const void* weight, int32_t dtype, int32_t num_out, int32_t num_in, int32_t format, void* data,
                      int32_t num_threads) {
     pack(weight, dtype, num_out, num_in, format, data, num_threads);
+}
+
+// The format of blocks of a type, an LmiBlockType, or -1 if it is none, and how many channels a panel has.
+EXPORT int32_t lmi_block_format(int32_t type) { return shape_of(type).groups ? shape_of(type).format : -1; }
+EXPORT int32_t lmi_panel_width(void) { return NR; }
+
+// `blocks` has the rows of a weight, one behind the other. A row has whole blocks.
+EXPORT void lmi_pack_blocks(const void* blocks, int32_t type, int32_t num_out, int32_t num_in, void* data,
+                            int32_t num_threads) {
+    pack_blocks(static_cast<const uint8_t*>(blocks), type, num_out, num_in, static_cast<char*>(data), num_threads);
 }
 
 EXPORT int64_t lmi_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim) {

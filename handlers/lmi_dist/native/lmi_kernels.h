@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#define LMI_ABI 4
+#define LMI_ABI 5
 
 namespace lmi {
 
@@ -18,13 +18,31 @@ constexpr int MAX_HEAD_DIM = 512;
 enum LmiKind : int32_t { LMI_EMBED, LMI_NORM, LMI_LINEAR, LMI_ATTEND, LMI_GATHER, LMI_CAP, LMI_SHRINK };
 enum LmiActivation : int32_t { LMI_NONE, LMI_SILU, LMI_RELU, LMI_GELU, LMI_GELU_TANH };
 enum LmiDtype : int32_t { LMI_FLOAT32, LMI_BFLOAT16, LMI_FLOAT16 };
-// The formats of packed weights.
-enum LmiFormat : int32_t { LMI_F32, LMI_BF16, LMI_INT8 };
+// The formats of packed weights. The last three are those of lmi_pack_blocks: 4 or 8 bits with a scale and a minimum of
+// 32 inputs, and 8 bits with a scale of 16.
+enum LmiFormat : int32_t { LMI_F32, LMI_BF16, LMI_INT8, LMI_BITS4, LMI_BITS8, LMI_BITS8_HALVES };
+// The types of blocks in a GGUF file, by its numbers.
+enum LmiBlockType : int32_t {
+    LMI_Q4_0 = 2,
+    LMI_Q4_1 = 3,
+    LMI_Q5_0 = 6,
+    LMI_Q5_1 = 7,
+    LMI_Q8_0 = 8,
+    LMI_Q4_K = 12,
+    LMI_Q5_K = 13,
+    LMI_Q6_K = 14,
+    LMI_IQ4_NL = 20
+};
 
-// A weight (num_out, num_in) that lmi_pack has packed.
+// A weight (num_out, num_in) that lmi_pack or lmi_pack_blocks has packed.
 struct Panels {
-    int32_t num_out, num_in, format, reserved;
+    // Of all parts.
+    int32_t num_out, num_in;
+    // Of the first part: the format, and how many panels it has if `rest` is not null.
+    int32_t format, num_own;
     const void* data;  // 64-byte aligned
+    // The output channels behind those of the first part, in another format.
+    const Panels* rest = nullptr;
 };
 
 struct Op {
@@ -43,7 +61,7 @@ struct Op {
     float eps;                    // Norm, Attend
     float scale;                  // Embed, Attend
     float cap;                    // Cap, Attend: 0 is none
-    const Panels *weight, *gate;  // Linear
+    const Panels *weight, *gate;  // Linear. Embed has a weight (vocab_size, width) where it has no table
     const float *bias, *gate_bias;   // Linear (num_out); Norm has a bias (width)
     const void* table;               // Embed (vocab_size, width)
     const float* positions;          // Embed (max_length, width)

@@ -61,14 +61,19 @@ def record_of(operation: Operation[Panels]) -> OpRecord:
 
 
 def _embed(embed: Embed) -> OpRecord:
-    return OpRecord(
+    record = OpRecord(
         kind=EMBED,
         output=embed.output,
-        table_dtype=DTYPE_NUMBERS[embed.table.dtype],
         scale=embed.scale,
-        table=address_or_null(embed.table),
         positions=address_or_null(embed.positions),
     )
+    if isinstance(embed.table, Panels):
+        record.weight = ctypes.pointer(embed.table)
+    else:
+        record.table_dtype = DTYPE_NUMBERS[embed.table.dtype]
+        record.table = address_or_null(embed.table)
+
+    return record
 
 
 def _norm(norm: Norm) -> OpRecord:

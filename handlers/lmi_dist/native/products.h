@@ -1,10 +1,11 @@
-// Products of rows with constant weights, out = x W^T, in float32 or in 8-bit integers.
+// Products of rows with constant weights, out = x W^T, in float32, in 8-bit integers, or of weights in blocks of 4 or 8
+// bits with inputs of 16.
 //
 // A weight W (num_out, num_in) is packed once into panels of NR output channels with the input channel outermost, so a
 // product reads its weight once, front to back. M rows times one panel keeps M x NR sums in registers.
 //
 // Bits: a float sum adds its inputs in order by fused multiply-add, in runs of RUN inputs whose sums are added in
-// order. An 8-bit sum is exact within a group of inputs, and groups are added in order. So the bits of a row depend on
+// order. A sum of integers is exact within a group of inputs, and groups are added in order. So the bits of a row depend on
 // that row only, whatever rows, panels, threads or widths of vectors do the work. Widths of vectors and the number of
 // rows in a tile are the only things that differ between CPUs.
 #pragma once
@@ -19,6 +20,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "lmi_kernels.h"
@@ -49,6 +52,10 @@ constexpr int RUN = 192;
 constexpr int GROUP = 64;
 // The groups of a run in INT8.
 constexpr int GROUPS = 8;
+// The inputs of a small group. They share a scale in rows of 16-bit integers, and scales in the formats that read these.
+constexpr int SMALL_GROUP = 32;
+// The inputs of a run in these formats.
+constexpr int SMALL_RUN = 256;
 // How many steps ahead weights are prefetched, where tiles do not share the prefetch.
 constexpr int PREFETCH = 64;
 
@@ -56,8 +63,9 @@ struct Rows {
     // (rows, stride): read by F32 and BF16.
     const float* values;
     int64_t stride;
-    // (rows, groups, GROUP), and (rows, groups) as `quantize` writes them: read by INT8.
-    const uint8_t* bytes;
+    // As `quantize` writes them, read by INT8: bytes (rows, groups, GROUP), and (rows, groups). As `quantize_to_16_bits`
+    // writes them, read by the formats of 4 and 8 bits: int16 (rows, num_in), and (rows, small groups, 2).
+    const void* integers;
     const float* scales;
 };
 
@@ -94,7 +102,20 @@ inline int64_t num_groups(int64_t num_in) { return divide_up(num_in, GROUP); }
 // upper half and the sum of its weights in the lower half.
 constexpr int64_t GROUP_BYTES = GROUP * NR + 4 * NR;
 
+// Whether weights of a format multiply rows of 16-bit integers.
+constexpr bool is_small(int format) { return format >= LMI_BITS4; }
+constexpr int bits_of(int format) { return format == LMI_BITS4 ? 4 : 8; }
+
+// A small group of a panel: (SMALL_GROUP * bits / 32, NR) words of weights, then for each vector of channels two float16
+// of each, (2, VL): the scale and the minimum, or in BITS8_HALVES the scales of the first and the last 16 inputs.
+constexpr int64_t small_group_weight_bytes(int format) { return SMALL_GROUP * NR * bits_of(format) / 8; }
+constexpr int64_t small_group_bytes(int format) { return small_group_weight_bytes(format) + 4 * NR; }
+
+// Input i of a word lies here. Two neighbours, 16 bits apart, are in one place of the lower and the upper half.
+constexpr int shift_of(int format, int i) { return i / 2 * bits_of(format) + i % 2 * 16; }
+
 inline int64_t panel_bytes(int64_t num_in, int format) {
+    if (is_small(format)) return num_in / SMALL_GROUP * small_group_bytes(format);
     if (format == LMI_INT8) return num_groups(num_in) * GROUP_BYTES;
     return num_in * NR * (format == LMI_F32 ? 4 : 2);
 }
@@ -103,8 +124,22 @@ inline int64_t packed_bytes(int64_t num_out, int64_t num_in, int format) {
     return num_panels(num_out) * panel_bytes(num_in, format);
 }
 
+// A panel of a weight, which may have parts in several formats: the part that has it, and its number there.
+struct Place {
+    const Panels* panels;
+    int64_t panel;
+};
+
+inline Place place_of(const Panels& panels, int64_t panel) {
+    const Panels* part = &panels;
+    for (; part->rest && panel >= part->num_own; part = part->rest) panel -= part->num_own;
+    return {part, panel};
+}
+
 inline const char* panel_of(const Panels& panels, int64_t panel) {
-    return static_cast<const char*>(panels.data) + panel * panel_bytes(panels.num_in, panels.format);
+    const Place place = place_of(panels, panel);
+    const Panels& part = *place.panels;
+    return static_cast<const char*>(part.data) + place.panel * panel_bytes(part.num_in, part.format);
 }
 
 // The weights that a tile prefetches while it computes: `pace` bytes more with each of its steps. The hardware's own
@@ -272,7 +307,7 @@ struct Int8Tile {
         const int64_t bytes = groups * GROUP_BYTES;
         const int first = run * GROUPS;
         const int last = std::min<int64_t>(first + GROUPS, groups);
-        const uint8_t* x = rows.bytes + row * groups * GROUP;
+        const uint8_t* x = static_cast<const uint8_t*>(rows.integers) + row * groups * GROUP;
         const float* scales = rows.scales + row * groups;
         Vec totals[M][2 * P];
         UNROLLED for (int m = 0; m < M; m++)
@@ -317,6 +352,166 @@ struct Int8Tile {
     // The words of vector j of a group's channels.
     static const char* word_of(const char* group, int64_t bytes, int j) {
         return group + j / 2 * bytes + GROUP * NR + j % 2 * 4 * VL;
+    }
+};
+
+// ---- Tiles of 4 and 8 bits by 16 bits -------------------------------------------------------------------------------
+
+// dot(sums, inputs, weights) adds to each channel's sum the products of 2 inputs and 2 weights of 16 bits. A small
+// group's sum fits in 32 bits, so every kind gives the same integers.
+
+#if defined(__x86_64__)
+struct VnniPairs {
+    static inline Ints dot(Ints sums, Ints inputs, Ints weights) {
+#if defined(__AVX512F__)
+        asm("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(inputs), "v"(weights));
+#else
+        asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sums) : "x"(inputs), "x"(weights));
+#endif
+        return sums;
+    }
+};
+#endif
+
+struct PlainPairs {
+    static inline Ints dot(Ints sums, Ints inputs, Ints weights) {
+#if defined(__AVX512F__)
+        return sums + bits_as<Ints>(_mm512_madd_epi16(bits_as<__m512i>(inputs), bits_as<__m512i>(weights)));
+#elif defined(__AVX2__)
+        return sums + bits_as<Ints>(_mm256_madd_epi16(bits_as<__m256i>(inputs), bits_as<__m256i>(weights)));
+#else
+        return sums + (inputs << 16 >> 16) * (weights << 16 >> 16) + (inputs >> 16) * (weights >> 16);
+#endif
+    }
+};
+
+inline float from_float16(uint16_t bits) {
+    const uint32_t sign = uint32_t(bits & 0x8000) << 16;
+    const uint32_t rest = uint32_t(bits & 0x7fff) << 13;
+    const float size = rest >= 0x0f800000 ? bits_as<float>(rest | 0x7f800000) : bits_as<float>(rest) * 0x1p112f;
+    return bits_as<float>(bits_as<uint32_t>(size) | sign);
+}
+
+// VL numbers in float16.
+inline Vec from_halves(const char* at) {
+#if defined(__AVX512F__)
+    // With a mask, for g++ warns of what the plain form leaves undefined.
+    return bits_as<Vec>(_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))));
+#elif defined(__AVX2__)
+    return bits_as<Vec>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+#elif defined(__aarch64__)
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(at))));
+#else
+    Vec numbers;
+    for (int i = 0; i < VL; i++) {
+        uint16_t half;
+        std::memcpy(&half, at + 2 * i, 2);
+        numbers[i] = from_float16(half);
+    }
+
+    return numbers;
+#endif
+}
+
+// Words hold weights from 0 to 15.
+struct FourBits {
+    static constexpr int FORMAT = LMI_BITS4;
+    // The sums of a group: each has a scale of its own.
+    static constexpr int NUM_SUMS = 1;
+    static inline Ints pair(Ints words, int i) { return words >> 4 * i & splat(0x000f000f); }
+};
+
+// Words hold weights from -128 to 127.
+struct EightBits {
+    static constexpr int FORMAT = LMI_BITS8;
+    static constexpr int NUM_SUMS = 1;
+
+    static inline Ints pair(Ints words, int i) {
+        const Shorts bytes = bits_as<Shorts>(words);
+        return bits_as<Ints>(i ? bytes >> 8 : bytes << 8 >> 8);
+    }
+};
+
+struct EightBitsInHalves : EightBits {
+    static constexpr int FORMAT = LMI_BITS8_HALVES;
+    static constexpr int NUM_SUMS = 2;
+};
+
+template <class Weights, class Dot>
+struct SmallTile {
+    // Registers hold the integers of a group and the totals.
+    static constexpr int ROWS = MR / 2;
+    static constexpr int STEP = 4 * NR;
+    static constexpr int FORMAT = Weights::FORMAT;
+    static constexpr int GROUPS_OF_RUN = SMALL_RUN / SMALL_GROUP;
+    static constexpr int GROUP_BYTES = small_group_bytes(FORMAT);
+    static constexpr int RUN_BYTES = GROUPS_OF_RUN * GROUP_BYTES;
+    // The pairs of inputs in a word, and the words of a sum.
+    static constexpr int PAIRS = 16 / bits_of(FORMAT);
+    static constexpr int WORDS = SMALL_GROUP / 2 / PAIRS / Weights::NUM_SUMS;
+    static constexpr bool SHARES = true;
+    static int64_t num_runs(int64_t num_in) { return divide_up(num_in, SMALL_RUN); }
+
+    // One run of groups of M rows and P panels. `out` is (M, P * NR): the first run writes it, the others add to it.
+    template <int M, int P>
+    static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, Ahead ahead,
+                        float* out) {
+        const int64_t groups = panels.num_in / SMALL_GROUP;
+        const int64_t bytes = groups * GROUP_BYTES;
+        const int first = run * GROUPS_OF_RUN;
+        const int last = std::min<int64_t>(first + GROUPS_OF_RUN, groups);
+        const int16_t* x = static_cast<const int16_t*>(rows.integers) + row * panels.num_in;
+        const float* scales = rows.scales + row * groups * 2;
+        Vec totals[M][2 * P];
+        UNROLLED for (int m = 0; m < M; m++)
+            UNROLLED for (int j = 0; j < 2 * P; j++) totals[m][j] = run ? vec(out + (m * P * 2 + j) * VL) : Vec{};
+        for (int g = first; g < last; g++) {
+            const char* at = panel + g * GROUP_BYTES;
+            const int16_t* inputs = x + g * SMALL_GROUP;
+            UNROLLED for (int half = 0; half < Weights::NUM_SUMS; half++) {
+                Ints sums[M][2 * P] = {};
+                for (int word = 0; word < WORDS; word++, at += STEP, inputs += 2 * PAIRS, ahead.at += ahead.pace) {
+                    Ints words[2 * P];
+                    UNROLLED for (int p = 0; p < P; p++) {
+                        words[2 * p] = ints(at + p * bytes);
+                        words[2 * p + 1] = ints(at + p * bytes + 4 * VL);
+                        prefetch<STEP>(ahead.at + p * bytes);
+                    }
+
+                    UNROLLED for (int i = 0; i < PAIRS; i++) add_pairs<M, P>(words, i, inputs, panels.num_in, sums);
+                }
+
+                const float* scale = scales + 2 * g;
+                UNROLLED for (int j = 0; j < 2 * P; j++) {
+                    // Behind the weights of the group.
+                    const char* end = panel + j / 2 * bytes + (g + 1) * GROUP_BYTES - (2 - j % 2) * 4 * VL;
+                    const Vec factor = from_halves(end + half * 2 * VL);
+                    UNROLLED for (int m = 0; m < M; m++) {
+                        const float* of_row = scale + m * groups * 2;
+                        if (Weights::NUM_SUMS == 1) totals[m][j] += from_halves(end + 2 * VL) * splat(of_row[1]);
+                        totals[m][j] += __builtin_convertvector(sums[m][j], Vec) * factor * splat(of_row[0]);
+                    }
+                }
+            }
+
+            UNROLLED for (int p = 0; p < P; p++) prefetch<STEP>(ahead.at + p * bytes);
+            ahead.at += ahead.pace;
+        }
+
+        UNROLLED for (int m = 0; m < M; m++)
+            UNROLLED for (int j = 0; j < 2 * P; j++) vec(out + (m * P * 2 + j) * VL) = totals[m][j];
+    }
+
+    // Adds the products of pair i of each word and of each row.
+    template <int M, int P>
+    static inline void add_pairs(const Ints* words, int i, const int16_t* inputs, int64_t stride, Ints (*sums)[2 * P]) {
+        Ints weights[2 * P];
+        UNROLLED for (int j = 0; j < 2 * P; j++) weights[j] = Weights::pair(words[j], i);
+        UNROLLED for (int m = 0; m < M; m++) {
+            int32_t two;
+            std::memcpy(&two, inputs + m * stride + 2 * i, 4);
+            UNROLLED for (int j = 0; j < 2 * P; j++) sums[m][j] = Dot::dot(sums[m][j], splat(two), weights[j]);
+        }
     }
 };
 
@@ -381,14 +576,30 @@ inline const Multiply& int8_multiply() {
     return by<Int8Tile<PlainDot>>;
 }
 
+template <class Dot>
+const Multiply& small_multiply_by(int format) {
+    if (format == LMI_BITS4) return by<SmallTile<FourBits, Dot>>;
+    return format == LMI_BITS8 ? by<SmallTile<EightBits, Dot>> : by<SmallTile<EightBitsInHalves, Dot>>;
+}
+
+inline const Multiply& small_multiply(int format) {
+#if defined(__x86_64__)
+    static const bool has_vnni = VnniDot::is_supported();
+    if (has_vnni) return small_multiply_by<VnniPairs>(format);
+#endif
+    return small_multiply_by<PlainPairs>(format);
+}
+
 inline const Multiply& multiply(int format) {
+    if (is_small(format)) return small_multiply(format);
     if (format == LMI_INT8) return int8_multiply();
     return format == LMI_F32 ? by<FloatTile<Float32Weights>> : by<FloatTile<BFloat16Weights>>;
 }
 
 // `out` (num_rows, NR) = rows times one panel. `next` are the weights that this thread most likely reads next.
 inline void product(const Panels& panels, int panel, const Rows& rows, int num_rows, const char* next, float* out) {
-    multiply(panels.format).rows(panels, panel, rows, num_rows, next, out);
+    const Place place = place_of(panels, panel);
+    multiply(place.panels->format).rows(*place.panels, place.panel, rows, num_rows, next, out);
 }
 
 inline void product(const Panels& panels, int panel, const Rows& rows, int num_rows, float* out) {
@@ -397,15 +608,24 @@ inline void product(const Panels& panels, int panel, const Rows& rows, int num_r
 
 // `out` (count * NR) = one row times 1 to PANELS neighbouring panels, with the bits of `product`.
 inline void product_of_one(const Panels& panels, int panel, int count, const Rows& row, float* out) {
-    multiply(panels.format).one(panels, panel, count, row, out);
+    while (count > 0) {
+        const Place place = place_of(panels, panel);
+        const Panels& part = *place.panels;
+        const int some = part.rest ? std::min<int>(count, part.num_own - place.panel) : count;
+        multiply(part.format).one(part, place.panel, some, row, out);
+        panel += some;
+        count -= some;
+        out += some * NR;
+    }
 }
 
 // ---- Quantised rows -------------------------------------------------------------------------------------------------
 
-// The largest of GROUP sizes. As integers, the bits of NaN are above those of infinity, and these above all others.
+// The largest of COUNT sizes. As integers, the bits of NaN are above those of infinity, and these above all others.
+template <int COUNT>
 inline float largest_of(const float* x) {
     int32_t largest = 0;
-    for (int k = 0; k < GROUP; k++) largest = std::max(largest, bits_as<int32_t>(x[k]) & 0x7fffffff);
+    for (int k = 0; k < COUNT; k++) largest = std::max(largest, bits_as<int32_t>(x[k]) & 0x7fffffff);
     return bits_as<float>(largest);
 }
 
@@ -414,7 +634,7 @@ inline uint32_t rounded(float x) { return bits_as<uint32_t>(x + 0x1.8p23f); }
 
 // A group of inputs -> bytes = 128 + x / scale. Infinity and NaN become the scale, and so make the row's results.
 inline float quantize_group(const float* x, uint8_t* bytes) {
-    const float largest = largest_of(x);
+    const float largest = largest_of<GROUP>(x);
     const float inverse = largest > 0 ? 127 / largest : 0;
     for (int k = 0; k < GROUP; k++) bytes[k] = 128 + rounded(x[k] * inverse);
     return largest * (1.0f / 127);
@@ -429,6 +649,20 @@ inline void quantize(const float* x, int num_in, uint8_t* bytes, float* scales) 
     }
 }
 
+// One row, for the formats of 4 and 8 bits: `integers` (num_in) = x / scale, and of each small group the scale, and that
+// times the sum of its integers. Infinity and NaN become the scale, as above.
+inline void quantize_to_16_bits(const float* x, int num_in, int16_t* integers, float* scales) {
+    for (int k = 0; k < num_in; k += SMALL_GROUP, x += SMALL_GROUP, integers += SMALL_GROUP, scales += 2) {
+        const float largest = largest_of<SMALL_GROUP>(x);
+        const float inverse = largest > 0 ? 32767 / largest : 0;
+        for (int i = 0; i < SMALL_GROUP; i++) integers[i] = rounded(x[i] * inverse);
+        int32_t sum = 0;
+        for (int i = 0; i < SMALL_GROUP; i++) sum += integers[i];
+        scales[0] = largest * (1.0f / 32767);
+        scales[1] = scales[0] * sum;
+    }
+}
+
 // ---- Packing --------------------------------------------------------------------------------------------------------
 
 inline float from_bfloat16(uint16_t bits) { return bits_as<float>(uint32_t(bits) << 16); }
@@ -438,13 +672,6 @@ inline uint16_t to_bfloat16(float x) {
     const uint32_t bits = bits_as<uint32_t>(x);
     if (x != x) return bits >> 16 | 0x40;
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
-
-inline float from_float16(uint16_t bits) {
-    const uint32_t sign = uint32_t(bits & 0x8000) << 16;
-    const uint32_t rest = uint32_t(bits & 0x7fff) << 13;
-    const float size = rest >= 0x0f800000 ? bits_as<float>(rest | 0x7f800000) : bits_as<float>(rest) * 0x1p112f;
-    return bits_as<float>(bits_as<uint32_t>(size) | sign);
 }
 
 // The weight as the checkpoint has it.
@@ -484,7 +711,7 @@ inline uint16_t scale_of(float largest) {
 inline uint32_t pack_group(const Source& source, int64_t channel, int64_t k, int8_t* to) {
     float weights[GROUP];
     for (int i = 0; i < GROUP; i++) weights[i] = source.at(channel, k + i);
-    const float largest = largest_of(weights);
+    const float largest = largest_of<GROUP>(weights);
     const uint16_t scale = scale_of(largest);
     const float inverse = largest > 0 ? 1 / from_bfloat16(scale) : 0;
     int32_t sum = 0;

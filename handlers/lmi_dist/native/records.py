@@ -8,12 +8,16 @@ import numpy as np
 
 from handlers.lmi_dist.arrays import BFLOAT16, Array
 
-ABI = 4
+ABI = 5
 TOKENS_PER_BLOCK = 64
-# The formats of packed weights.
+# The formats of packed weights. The last three keep the blocks of a GGUF file: 4 or 8 bits with a
+# scale and a minimum of 32 numbers, and 8 bits with a scale of 16.
 F32 = 0
 BF16 = 1
 INT8 = 2
+BITS4 = 3
+BITS8 = 4
+BITS8_HALVES = 5
 DTYPE_NUMBERS = {
     np.dtype(np.float32): 0,
     BFLOAT16: 1,
@@ -32,17 +36,24 @@ OF_PROGRAM = (
 
 
 class Panels(Structure):
-    """A weight (num_out, num_in) in the form that products read, F32, BF16 or INT8."""
+    """A weight (num_out, num_in) in the form that products read, of one of the formats above.
+
+    It may have channels of another format behind its own `num_own` panels, in `rest`.
+    """
 
     # The memory that `data` points to.
     memory: Array
-    _fields_ = [
-        ("num_out", c_int32),
-        ("num_in", c_int32),
-        ("format", c_int32),
-        ("reserved", c_int32),
-        ("data", c_void_p),
-    ]
+
+
+# It points to another of its kind.
+Panels._fields_ = [
+    ("num_out", c_int32),
+    ("num_in", c_int32),
+    ("format", c_int32),
+    ("num_own", c_int32),
+    ("data", c_void_p),
+    ("rest", POINTER(Panels)),
+]
 
 
 class OpRecord(Structure):

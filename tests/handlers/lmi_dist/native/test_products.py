@@ -29,8 +29,8 @@ FORMATS = st.sampled_from([F32, BF16, INT8])
 
 
 class Panels(Structure):
-    _fields_ = [(name, c_int32) for name in ("num_out", "num_in", "format", "reserved")] + [
-        ("data", c_void_p)
+    _fields_ = [(name, c_int32) for name in ("num_out", "num_in", "format", "num_own")] + [
+        (name, c_void_p) for name in ("data", "rest")
     ]
 
 
@@ -38,7 +38,7 @@ class Rows(Structure):
     _fields_ = [
         ("values", c_void_p),
         ("stride", c_int64),
-        ("bytes", c_void_p),
+        ("integers", c_void_p),
         ("scales", c_void_p),
     ]
 
