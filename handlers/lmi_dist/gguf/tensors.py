@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -131,9 +132,10 @@ class GgufTensors(Mapping[str, Array]):
 
         Raises ModelUnusable for a file that is broken, or of a family that is not read here.
         """
-        model = read_model(path)
-        self._data = {file: _mapped(file) for file in model.files}
-        self._tensors = _tensors(path, model)
+        status = path.stat()
+        head = _head_of(path, status.st_size, status.st_mtime_ns)
+        self._data = {file: _mapped(file) for file in head.files}
+        self._tensors = head.tensors
 
     def __getitem__(self, name: str) -> Array:
         tensor = self._tensors[name]
@@ -197,6 +199,24 @@ class GgufTensors(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+class _Head(NamedTuple):
+    """What the head of a model's file says of its weights."""
+
+    files: tuple[Path, ...]
+    tensors: Mapping[str, _Tensor]
+
+
+@lru_cache(maxsize=1)
+def _head_of(path: Path, num_bytes: int, changed_ns: int) -> _Head:
+    """Return what a file says of its weights, which a load asks three times.
+
+    `num_bytes` and `changed_ns` tell a file from what replaces it. The vocabulary, most of a head
+    and of the time that reading it takes, is not kept.
+    """
+    model = read_model(path)
+    return _Head(tuple(model.files), _tensors(path, model))
 
 
 def _mapped(path: Path) -> mmap.mmap:
