@@ -18,11 +18,11 @@ huggingface_hub 2.4.
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from io import BufferedWriter
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx2
 import huggingface_hub as client
@@ -31,12 +31,13 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from lmi import __version__
 from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line, shorten
-from lmi.shared.files import write_whole
 from lmi.sources.fetches import Place, link, size_of
-from lmi.sources.hub_client import HubClient, HubRefusal, NoHub, pieces, raise_for_status
-from lmi.sources.hub_file import READ_BYTES, Digest, HubFile
+from lmi.sources.hub_cache import HubCache
+from lmi.sources.hub_client import HubClient, HubRefusal, NoHub
+from lmi.sources.hub_download import PART, Download
+from lmi.sources.hub_file import HubFile
 from lmi.sources.hub_listing import COMMIT, HubApi
-from lmi.sources.job import PASSING_STATUSES, Damaged, FetchJob, MayPass, Progress, attempt, run_all
+from lmi.sources.job import PASSING_STATUSES, FetchJob, MayPass, attempt, run_all
 from lmi.sources.kept_listing import KeptListing, files_by_blobs
 from lmi.sources.listing import gguf_paths, taken
 from lmi.sources.reach import Reach
@@ -47,150 +48,8 @@ OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 # The hub's words for these errors.
 GATED = "GatedRepo"
 NO_REVISION = "RevisionNotFound"
-# Its end is that of the parts of the hub's client, which lists them for who cleans the cache
-PART = ".lmi.incomplete"
-# The bytes of one answer, because some hosts of a hub's files send no more at once.
-RANGE_BYTES = 40_000_000_000
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Download:
-    """One file on its way into the folder of blobs."""
-
-    hub: HubClient
-    file: HubFile
-    url: str
-    headers: dict[str, str]
-    folder: Path
-    progress: Progress
-    range_bytes: int = RANGE_BYTES
-    # How many bytes were here at most.
-    furthest = 0
-    # The bytes in the part, which are those of the digest.
-    _num_bytes = 0
-
-    def __post_init__(self) -> None:
-        self.whole = self.folder / self.file.id
-        self.part = self.folder / f"{self.file.id}{PART}"
-        self._digest = Digest(self.file)
-
-    def bring(self) -> None:
-        """Fetch what is missing. What arrived stays if the client raises an error. Raises Damaged
-        or Stopped too.
-        """
-        try:
-            with open(self.part, "ab") as out:
-                if out.tell() != self._num_bytes:
-                    self._take_up(out)
-
-                while self._num_bytes < self.file.size:
-                    self._read(out)
-
-            if not self._digest.is_right:
-                raise Damaged(wanted=self._digest.wanted, found=self._digest)
-        except Damaged:
-            self._forget()
-            self.part.unlink(missing_ok=True)
-            raise
-
-        self.part.replace(self.whole)
-
-    def _take_up(self, out: BufferedWriter) -> None:
-        """Hash what an earlier process left."""
-        self._forget()
-        if out.tell() > self.file.size:
-            out.truncate(0)
-            return
-
-        with open(self.part, "rb") as part:
-            while data := part.read(READ_BYTES):
-                self._count(data)
-
-    def _read(self, out: BufferedWriter) -> None:
-        """Ask once, for the rest of the file or the next part of a very large one."""
-        first = self._num_bytes
-        end = min(first + self.range_bytes, self.file.size)
-        headers = self.headers | {"Accept-Encoding": "identity"}
-        if first or end < self.file.size:
-            last = "" if end == self.file.size else end - 1
-            headers["Range"] = f"bytes={first}-{last}"
-
-        limit_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        with self.hub.get(self.url, headers, silence_s=limit_s) as response:
-            if first and _begins_elsewhere(response, first):
-                self._forget()
-                out.truncate(0)
-                if response.status_code != 200:
-                    return
-
-            raise_for_status(response)
-            for data in pieces(response):
-                if self._num_bytes + len(data) > self.file.size:
-                    raise Damaged(wanted=f"{self.file.size} bytes", found="more")
-
-                out.write(data)
-                # What arrived stays, also if the process is killed.
-                out.flush()
-                self._count(data)
-
-        if self._num_bytes < end:
-            raise Damaged(wanted=f"{self.file.size} bytes", found=self._num_bytes)
-
-    def _count(self, data: bytes) -> None:
-        self.progress.add(len(data))
-        self._digest.update(data)
-        self._num_bytes += len(data)
-        self.furthest = max(self.furthest, self._num_bytes)
-
-    def _forget(self) -> None:
-        self.progress.add(-self._num_bytes)
-        self._digest = Digest(self.file)
-        self._num_bytes = 0
-
-
-def _begins_elsewhere(response: httpx2.Response, first: int) -> bool:
-    """Return whether an answer to a request for the bytes from `first` on has other bytes, or says
-    that there are none. Another error says nothing about the bytes.
-    """
-    if response.status_code == 206:
-        range_text = response.headers.get("Content-Range", "")
-        return not range_text.startswith(f"bytes {first}-")
-
-    return response.status_code in (200, 416)
-
-
-class HubCache:
-    def __init__(self, folder: Path, id: str, revision: str) -> None:
-        storage = folder / f"models--{id.replace('/', '--')}"
-        self.folder = folder
-        self.storage = storage
-        self.blobs = storage / "blobs"
-        self.snapshots = storage / "snapshots"
-        self.lock = folder / ".locks" / storage.name / "lmi.lock"
-        self._revision = revision
-        self._ref = storage / "refs" / revision
-
-    def commit(self) -> str | None:
-        """Return the commit that the revision means here, if it means one."""
-        if COMMIT.fullmatch(self._revision):
-            return self._revision
-
-        with suppress(OSError):
-            return self._ref.read_text().strip()
-
-        return None
-
-    def name_revision(self, commit: str) -> None:
-        """Let the revision mean this commit, for a start without a network."""
-        # The cache may be read-only.
-        with suppress(OSError):
-            if self.commit() == commit:
-                return
-
-            self._ref.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._ref, commit.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +64,16 @@ class NotWhole(Exception):
     """A cached snapshot lacks something, or has other bytes than the hub's. The text is what."""
 
 
+class Listing(NamedTuple):
+    """The commit that a revision means now, and its files."""
+
+    commit: str
+    files: list[HubFile]
+
+
 class HubFetch:
+    """The fetch of one model of a hub."""
+
     def __init__(self, model: HubModel, job: FetchJob) -> None:
         self._model = model
         self._job = job
@@ -225,6 +93,7 @@ class HubFetch:
         """
         commit = self._cache.commit()
         cached = None
+        # Why the cached commit does not do.
         lack = None
         if commit is not None:
             try:
@@ -255,19 +124,19 @@ class HubFetch:
         """Return the snapshot that is now whole: the hub's, or the cached one if no hub can be
         reached.
         """
+        # With a commit in the cache one try is enough.
+        delays_s = () if cached else self._job.delays_s
+        ask_for_listing = self._explained()(self._list)
         try:
-            # With a commit in the cache one try is enough.
-            commit, listing = attempt(
-                self._explained()(self._list), self._model, () if cached else self._job.delays_s
-            )
-            files = self._taken(listing)
+            commit, listed_files = attempt(ask_for_listing, self._model, delays_s)
+            files = self._taken(listed_files)
             if self._missing(commit, files):
                 with self._place.only_one(self._cache.lock):
                     self._bring(commit, files)
 
             kept_listing = KeptListing(self._cache.storage, commit)
-            if kept_listing.read() != listing:
-                kept_listing.write(listing)
+            if kept_listing.read() != listed_files:
+                kept_listing.write(listed_files)
 
             self._cache.name_revision(commit)
         except SourceUnreachable as error:
@@ -323,20 +192,23 @@ class HubFetch:
             trust_remote_code=wanted_source.trust_remote_code,
         )
 
-    def _list(self) -> tuple[str, list[HubFile]]:
-        """Return the commit of the revision, and its files."""
+    def _list(self) -> Listing:
+        """Ask the hub for the commit of the revision and, unless a kept listing does, for its
+        files.
+        """
         commit = self._api.commit_of(self._revision)
         self._tries_to_connect = True
         log.info("%s: revision %s is commit %s", self._model, self._revision, commit)
 
         files = KeptListing(self._cache.storage, commit).read()
         if files is not None and not self._missing(commit, self._taken(files)):
-            return commit, files
+            return Listing(commit, files)
 
         # The kept listing may also be what is wrong.
-        return commit, self._api.files_of(commit)
+        return Listing(commit, self._api.files_of(commit))
 
     def _taken(self, files: list[HubFile]) -> list[HubFile]:
+        """Return the files that make the model."""
         by_path = {file.path: file for file in files}
         return [by_path[name] for name in taken(self._model, by_path, self._job.wanted)]
 
@@ -348,6 +220,7 @@ class HubFetch:
         return [file for file in files if file.fault_of(folder / file.path) is not None]
 
     def _bring(self, commit: str, files: list[HubFile]) -> None:
+        """Fetch the files that are missing in a snapshot, and give them their names."""
         missing = self._missing(commit, files)
         downloads = self._downloads(commit, missing)
         needed_bytes = 0
@@ -361,23 +234,28 @@ class HubFetch:
         blobs = self._cache.blobs
         with self._place.writing(needed_bytes):
             blobs.mkdir(parents=True, exist_ok=True)
-            # The other parts are of files that have changed.
-            for part in {*blobs.glob(f"*{PART}")} - {download.part for download in downloads}:
-                part.unlink()
-
-            try:
-                tasks = [partial(self._fetch_file, download) for download in downloads]
-                run_all(tasks, self._job.progress)
-            except OSError:
-                # The error is of the disk, which gets its room back.
-                for download in downloads:
-                    download.part.unlink(missing_ok=True)
-
-                raise
+            self._fetch_all(downloads)
 
             # The configuration is last, so that only a whole snapshot has one.
             for file in sorted(missing, key=lambda file: file.path in (CONFIG, ADAPTER_CONFIG)):
                 link(blobs / file.id, self._cache.snapshots / commit / file.path)
+
+    def _fetch_all(self, downloads: list[Download]) -> None:
+        # The other parts are of files that have changed.
+        parts = {download.part for download in downloads}
+        for part in self._cache.blobs.glob(f"*{PART}"):
+            if part not in parts:
+                part.unlink()
+
+        try:
+            tasks = [partial(self._fetch_file, download) for download in downloads]
+            run_all(tasks, self._job.progress)
+        except OSError:
+            # The error is of the disk, which gets its room back.
+            for download in downloads:
+                download.part.unlink(missing_ok=True)
+
+            raise
 
     def _downloads(self, commit: str, missing: list[HubFile]) -> list[Download]:
         """Return the downloads of the blobs that are not there or not right, small ones first."""
@@ -432,22 +310,29 @@ class HubFetch:
             raise ModelUnusable(f"{self._model}: {reason}") from error
 
     def _of_answer(self, refusal: HubRefusal) -> Exception:
-        status = refusal.status
+        """Return the error that a refusal of the hub is."""
+        # It has answered, so the id is no path.
         self._tries_to_connect = True
-        reason = f"{constants.ENDPOINT} answers {status}: {refusal}"
         token = f"HF_TOKEN is {'set' if client.get_token() else 'not set'}"
         if refusal.code == GATED:
             page = f"{constants.ENDPOINT}/{self._model.id}"
-            reason = (
-                f"is gated: accept its licence at {page} with the account of the token; {token}"
+            return ModelUnusable(
+                f"{self._model}: is gated: accept its licence at {page} with the account of the "
+                f"token; {token}"
             )
-        elif refusal.code == NO_REVISION:
-            reason = f"has no revision {self._revision} at {constants.ENDPOINT}"
-        elif status in (401, 403, 404):
+
+        if refusal.code == NO_REVISION:
+            return ModelUnusable(
+                f"{self._model}: has no revision {self._revision} at {constants.ENDPOINT}"
+            )
+
+        reason = f"{constants.ENDPOINT} answers {refusal.status}: {refusal}"
+        if refusal.status in (401, 403, 404):
             return ModelUnusable(
                 f"{self._subject} there is no such model, or it is private: {reason}; {token}"
             )
-        elif status in PASSING_STATUSES:
+
+        if refusal.status in PASSING_STATUSES:
             return MayPass(reason, refusal.wait_s)
 
         return ModelUnusable(f"{self._model}: {reason}")
@@ -462,6 +347,7 @@ class HubFetch:
         return f"no {kind} {self._model} here; as an id of a hub"
 
     def _offline(self, commit: str | None, lack: str | None) -> StartError:
+        """Return the error of a server that may ask no hub and has no cached snapshot that does."""
         set_variables = [name for name in OFFLINE_VARIABLES if os.environ.get(name)]
         variable = set_variables[0] if set_variables else OFFLINE_VARIABLES[0]
         where = f"it is not in the cache {self._cache.folder}"

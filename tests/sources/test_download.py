@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lmi.sources.hub import Download
 from lmi.sources.hub_client import HubClient
+from lmi.sources.hub_download import Download
 from lmi.sources.hub_file import HubFile
 from lmi.sources.job import Damaged, Progress, Stopped
 from lmi.sources.reach import Reach

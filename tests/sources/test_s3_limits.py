@@ -6,8 +6,7 @@ from contextlib import suppress
 import pytest
 
 from lmi.errors import ModelUnusable
-from lmi.sources import s3
-from lmi.sources.s3 import Bucket
+from lmi.sources.bucket import Bucket
 from tests.sources.faulty_server import Answer, FaultyServer
 from tests.sources.s3_server import CREDENTIALS
 
@@ -83,7 +82,7 @@ def test_a_listing_that_is_none_is_one_line(
 def test_a_listing_without_an_end_is_given_up(
     server: HostileS3, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, name: str, limit: int
 ) -> None:
-    monkeypatch.setattr(s3, name, limit)
+    monkeypatch.setattr(f"lmi.sources.bucket.{name}", limit)
     server.is_endless = True
     with pytest.raises(ModelUnusable, match="does not answer as S3: it lists more than"):
         bucket.objects("fox/")
@@ -95,7 +94,7 @@ def test_a_listing_without_an_end_is_given_up(
 def test_an_answer_that_is_larger_than_its_limit_is_not_read_to_its_end(
     server: HostileS3, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(s3, "MAX_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr("lmi.sources.bucket.MAX_ANSWER_BYTES", 1 << 20)
     server.replace("GET", Answer(status, XML, b" " * (3 << 20)))
     with pytest.raises(ModelUnusable, match="an answer has more than 1048576 bytes"):
         bucket.objects("fox/")

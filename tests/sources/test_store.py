@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lmi.sources.s3 import Store, StoredObject
+from lmi.sources.bucket import StoredObject
+from lmi.sources.s3_store import Store
 
 A = StoredObject("p/a", 1, "e1", "a")
 B = StoredObject("p/b", 2, "e2", "sub/b")
