@@ -84,8 +84,13 @@ class Negations:
         if not isinstance(schema, dict) or level > MAX_LEVELS:
             return []
 
-        # In older drafts nothing beside a reference counts.
-        keywords = {"$ref"} if "$ref" in schema else self._rules.keys() & schema.keys()
+        if "$ref" in schema:
+            # In older drafts nothing beside a reference counts.
+            keywords = ["$ref"]
+        else:
+            # The order of the schema, because the order of a set differs between processes.
+            keywords = [keyword for keyword in schema if keyword in self._rules]
+
         negations: dict[str, Schema] = {}
         for keyword in keywords:
             for negation in self._rules[keyword](schema, context, level):
