@@ -140,8 +140,10 @@ def _note_prompt(sequence: TokenSequence) -> None:
     if sequence.lacks_prompt_log_probs:
         num_top = sequence.request.output_config.num_prompt_log_probs or 0
         later = sequence.request.input_token_ids[1:]
-        known = [PromptLogProb(LOG_PROB, _alternatives(token_id, num_top)) for token_id in later]
-        sequence.prompt_log_probs = [PromptLogProb(None), *known]
+        later_log_probs = [
+            PromptLogProb(LOG_PROB, _alternatives(token_id, num_top)) for token_id in later
+        ]
+        sequence.prompt_log_probs = [PromptLogProb(None), *later_log_probs]
 
 
 def _alternatives(token_id: int, num_top: int) -> list[TokenLogProb]:
@@ -149,7 +151,7 @@ def _alternatives(token_id: int, num_top: int) -> list[TokenLogProb]:
     first = max(0, token_id - num_top + 1)
     below = range(token_id, first - 1, -1)
     above = range(token_id + 1, first + num_top)
-    return [TokenLogProb(one, LOG_PROB) for one in (*below, *above)]
+    return [TokenLogProb(alternative, LOG_PROB) for alternative in (*below, *above)]
 
 
 def _raise() -> None:

@@ -123,8 +123,8 @@ def _kept_models() -> list[KeptModel]:
 
 def _download_dir() -> Path:
     """Return the folder for downloads that a server here has, unless a flag or file names one."""
-    named = os.environ.get("SERVING_DOWNLOAD_DIR")
-    return Path(named) if named else default_download_dir(os.environ)
+    folder = os.environ.get("SERVING_DOWNLOAD_DIR")
+    return Path(folder) if folder else default_download_dir(os.environ)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

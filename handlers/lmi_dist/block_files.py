@@ -212,12 +212,12 @@ class BlockFiles:
         """Count the bytes of all models, and remove the files that were used longest ago if they
         are too many.
         """
-        found = sorted(self._all(), key=lambda file: file.used_ns)
-        self._num_bytes = sum(file.num_bytes for file in found)
+        files = sorted(self._all(), key=lambda file: file.used_ns)
+        self._num_bytes = sum(file.num_bytes for file in files)
         if self._num_bytes <= self._max_bytes:
             return
 
-        for file in found:
+        for file in files:
             _remove(file.path)
             self._num_bytes -= file.num_bytes
             if self._num_bytes <= SHARE_KEPT * self._max_bytes:

@@ -59,13 +59,13 @@ def explained(error: BaseException, model: str, config: EngineConfig) -> StartEr
         return bad_values
 
     chain = _linked(error, lambda later: later.__cause__ or later.__context__)
-    known = _known_reason(chain)
-    if known is None:
+    reason = _known_reason(chain)
+    if reason is None:
         root = _linked(error, lambda later: later.__cause__)[-1]
         return ModelUnusable(f"{model}: TensorRT-LLM cannot start: {first_line(_text(root))}")
 
-    kind = NoMemory if known.advice is OUT_OF_MEMORY else ModelUnusable
-    return kind(f"{model}: TensorRT-LLM cannot start: {first_line(known.line)}; {known.advice}")
+    kind = NoMemory if reason.advice is OUT_OF_MEMORY else ModelUnusable
+    return kind(f"{model}: TensorRT-LLM cannot start: {first_line(reason.line)}; {reason.advice}")
 
 
 class _Reason(NamedTuple):

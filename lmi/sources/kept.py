@@ -52,8 +52,8 @@ class KeptModel:
             except BlockingIOError:
                 raise ModelUnusable(f"{self.name}: a process fetches it now") from None
 
-            for made in self.opened:
-                made.remove()
+            for model in self.opened:
+                model.remove()
 
             shutil.rmtree(self.folder)
 
@@ -67,10 +67,10 @@ def kept_models(
     models: list[KeptModel] = []
     for model in fetched:
         folder = model.folder.absolute()
-        made = tuple(entry for entry in opened if Path(entry.name).is_relative_to(folder))
-        opened = [entry for entry in opened if entry not in made]
-        num_bytes = model.num_bytes + sum(entry.num_bytes for entry in made)
-        models.append(replace(model, num_bytes=num_bytes, opened=made))
+        opened_here = tuple(entry for entry in opened if Path(entry.name).is_relative_to(folder))
+        opened = [entry for entry in opened if entry not in opened_here]
+        num_bytes = model.num_bytes + sum(entry.num_bytes for entry in opened_here)
+        models.append(replace(model, num_bytes=num_bytes, opened=opened_here))
 
     return sorted([*models, *opened], key=lambda model: model.name)
 

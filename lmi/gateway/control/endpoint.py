@@ -108,16 +108,16 @@ class EndpointLife(ResourceLife[EndpointResource]):
         if variant is not None and variant not in fleet.groups:
             raise invalid_invocation(f"Variant {variant} of endpoint {self.name} not found.")
 
-        chosen = variant or fleet.choose()
-        if chosen is None:
+        variant_name = variant or fleet.choose()
+        if variant_name is None:
             raise invalid_invocation(NEEDS_COMPONENT)
 
         container = GroupContainer(
-            f"variant {chosen} of endpoint {self.name}",
-            lambda: self._group(chosen),
+            f"variant {variant_name} of endpoint {self.name}",
+            lambda: self._group(variant_name),
             self.resource.status,
         )
-        return AwsEndpoint(self.name, container, self.resource.created_s, chosen)
+        return AwsEndpoint(self.name, container, self.resource.created_s, variant_name)
 
     def find_component(self, component: ComponentLife) -> AwsEndpoint:
         """Return the endpoint with one of its components. Raises AwsError."""

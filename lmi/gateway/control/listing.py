@@ -22,9 +22,9 @@ def page(
     kind: ResourceKind, resources: Iterable[R], query: Members, describe: Callable[[R], Members]
 ) -> Members:
     """Return the part of a list that a query asks for, as the answer to List…s."""
-    found = [resource for resource in resources if _is_asked(kind, resource, query)]
+    matching = [resource for resource in resources if _is_asked(kind, resource, query)]
     sort_key = SORT_KEYS[query.get("SortBy", "CreationTime")]
-    found.sort(key=sort_key, reverse=query.get("SortOrder", "Descending") == "Descending")
+    matching.sort(key=sort_key, reverse=query.get("SortOrder", "Descending") == "Descending")
 
     token = query.get("NextToken", "0")
     if not re.fullmatch("[0-9]{1,9}", token):
@@ -32,8 +32,8 @@ def page(
 
     begin = int(token)
     end = begin + query.get("MaxResults", NUM_RESULTS)
-    answer: Members = {f"{kind.noun}s": [describe(resource) for resource in found[begin:end]]}
-    if end < len(found):
+    answer: Members = {f"{kind.noun}s": [describe(resource) for resource in matching[begin:end]]}
+    if end < len(matching):
         answer["NextToken"] = str(end)
 
     return answer
@@ -49,8 +49,8 @@ def _is_asked(kind: ResourceKind, resource: Resource, query: Members) -> bool:
         return False
 
     for member in ("EndpointName", "VariantName"):
-        wanted = query.get(f"{member}Equals")
-        if wanted is not None and resource.members.get(member) != wanted:
+        value = query.get(f"{member}Equals")
+        if value is not None and resource.members.get(member) != value:
             return False
 
     return True

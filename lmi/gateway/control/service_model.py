@@ -108,12 +108,12 @@ class ServiceModel:
 def _held(shape: Any, value: Any) -> Any:
     """Return what a shape holds of a value. A member that is None is none."""
     if shape.type_name == "structure":
-        held = {}
+        members = {}
         for name, member in shape.members.items():
             if value.get(name) is not None:
-                held[name] = _held(member, value[name])
+                members[name] = _held(member, value[name])
 
-        return held
+        return members
 
     if shape.type_name == "list":
         return [_held(shape.member, entry) for entry in value]

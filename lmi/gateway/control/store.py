@@ -63,9 +63,9 @@ class ResourceTable(Generic[R]):
 
     def check_free(self, resource: R) -> None:
         """Raise AwsError if the name of a new resource is taken."""
-        taken = self._by_name.get(resource.name)
-        if taken is not None:
-            raise self.kind.taken(taken.arn)
+        namesake = self._by_name.get(resource.name)
+        if namesake is not None:
+            raise self.kind.taken(namesake.arn)
 
     def put(self, resource: R) -> None:
         """Keep a resource in the place of the one that has its name."""
