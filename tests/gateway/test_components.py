@@ -95,7 +95,8 @@ def test_components_are_created_resized_updated_and_deleted(plane: ControlPlane)
     assert description["RuntimeConfig"] == {"DesiredCopyCount": 1, "CurrentCopyCount": 1}
     assert description["Specification"]["ModelName"] == "echo"
     assert answer(plane, "first") == "hello"
-    assert "holds notes.txt" in wait_settled(plane, "bad")["FailureReason"]
+    reason = wait_settled(plane, "bad")["FailureReason"]
+    assert "holds notes.txt" in reason and str(plane.folder) not in reason
     with fails("ValidationError", 400) as error:
         plane.aws.invoke(BODY, "shared")
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -193,6 +193,7 @@ def test_an_endpoint_that_cannot_be_served_fails_with_its_reason(plane: ControlP
 
     description = plane.describe("broken")
     assert "holds notes.txt; a model's folder has a config.json" in description["FailureReason"]
+    assert str(plane.folder) not in description["FailureReason"]
     with fails("ValidationException", 400):
         plane.control.update_endpoint(EndpointName="broken", EndpointConfigName="echo")
 
@@ -317,7 +318,8 @@ def test_a_model_reaches_no_code_and_no_file_but_its_own(plane: ControlPlane) ->
     plane.config("code", "code")
     plane.create("code", "code")
 
-    assert "is not below" in plane.wait_settled("link")["FailureReason"]
+    reason = plane.wait_settled("link")["FailureReason"]
+    assert "is not below" in reason and str(plane.folder) not in reason
     assert (
         "refused by DISALLOW_CUSTOM_INFERENCE_SCRIPTS"
         in plane.wait_settled("code")["FailureReason"]
@@ -439,6 +441,37 @@ def test_a_killed_gateway_comes_back_with_its_endpoints(tmp_path: Path) -> None:
         os.kill(supervisor, signal.SIGKILL)
         wait_until(lambda: plane.aws.says("is started again"), "the loss was seen")
         wait_until(lambda: _is_answered(plane), "the container was started again")
+
+
+def test_a_change_that_cannot_be_written_takes_no_room(tmp_path: Path) -> None:
+    with control_plane(tmp_path, "--max-containers", "2") as plane:
+        plane.model("echo")
+        plane.config("echo", "echo")
+        plane.config("other", "echo")
+        plane.create("chat", "echo")
+        plane.wait_in_service("chat")
+        state = tmp_path / "control" / "state.json"
+        kept = tmp_path / "kept.json"
+        state.rename(kept)
+        # No file takes the place of a folder.
+        state.mkdir()
+        sizes = [{"VariantName": "echo", "DesiredInstanceCount": 2}]
+        changes: list[Callable[[], Any]] = [
+            lambda: plane.create("second", "echo"),
+            lambda: plane.control.update_endpoint(EndpointName="chat", EndpointConfigName="other"),
+            lambda: plane.control.update_endpoint_weights_and_capacities(
+                EndpointName="chat", DesiredWeightsAndCapacities=sizes
+            ),
+        ]
+        for change in changes:
+            with pytest.raises(ClientError, match="could not be written"):
+                change()
+
+        state.rmdir()
+        kept.rename(state)
+        plane.control.update_endpoint(EndpointName="chat", EndpointConfigName="other")
+        plane.wait_in_service("chat")
+        assert plane.describe("chat")["EndpointConfigName"] == "other"
 
 
 def _is_answered(plane: ControlPlane) -> bool:

@@ -42,3 +42,23 @@ def test_a_variable_of_an_image_that_the_operator_has_is_not_inherited(
     monkeypatch.setenv("SM_VLLM_MAX_MODEL_LEN", "64")
     launch = definitions(tmp_path).launch({"Environment": {"SM_VLLM_MODEL": "owner/tiny"}})
     assert "SM_VLLM_MAX_MODEL_LEN" not in launch.environ
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("{folder}/models/a/config.json is empty", "…/models/a/config.json is empty"),
+        ("'/home/me/key': no such file", "'…': no such file"),
+        ("config:/home/me/key is cut", "config:… is cut"),
+        ("file:///home/me/key is cut", "… is cut"),
+        ("owner/tiny of https://host/a is gated", "owner/tiny of https://host/a is gated"),
+        ("/opt/ml/model holds notes.txt", "/opt/ml/model holds notes.txt"),
+    ],
+)
+def test_a_text_for_clients_has_no_path_of_this_machine(
+    tmp_path: Path, text: str, shown: str
+) -> None:
+    folder = tmp_path / "a folder"
+    rules = definitions(folder)
+    assert rules.without_paths(text.format(folder=folder)) == shown
+    assert rules.without_paths(shown) == shown

@@ -2,6 +2,7 @@
 copies of another component.
 """
 
+import logging
 from collections.abc import Callable
 
 import msgspec
@@ -24,6 +25,8 @@ from lmi.gateway.errors import AwsError, invalid as invalid_invocation
 from lmi.gateway.target_models import LoadFailed
 from lmi.gateway.threads import run_in_thread
 
+log = logging.getLogger(__name__)
+
 
 class ComponentLife(ResourceLife[ComponentResource]):
     """One component. `find_life` returns the life of another, which an adapter is based on."""
@@ -36,8 +39,7 @@ class ComponentLife(ResourceLife[ComponentResource]):
         capacity: Capacity,
         find_life: Callable[[str], "ComponentLife"],
     ) -> None:
-        super().__init__(name, table)
-        self._definitions = definitions
+        super().__init__(name, table, definitions)
         self._capacity = capacity
         self._find_life = find_life
         self._group: InstanceGroup | None = None
@@ -48,14 +50,24 @@ class ComponentLife(ResourceLife[ComponentResource]):
         """Begin to create the component. Raises AwsError, and nothing is kept then."""
         self._table.check_free(resource)
         group = self._new_group(resource)
-        self._table.add(msgspec.structs.replace(resource, status=CREATING))
+        try:
+            self._table.add(msgspec.structs.replace(resource, status=CREATING))
+        except AwsError:
+            _release(group)
+            raise
+
         self._begin(self._start(group))
 
     def update(self, resource: ComponentResource) -> None:
         """Begin to put new copies in the place of the present ones. Raises AwsError."""
         self._check_may_change()
         group = self._new_group(resource)
-        self._note(UPDATING)
+        try:
+            self._note(UPDATING)
+        except AwsError:
+            _release(group)
+            raise
+
         self._begin(self._replace(group, resource))
 
     def resize(self, num_copies: int) -> None:
@@ -63,7 +75,12 @@ class ComponentLife(ResourceLife[ComponentResource]):
         self._check_may_change()
         group = self.group()
         group.reserve(num_copies)
-        self._note(UPDATING)
+        try:
+            self._note(UPDATING)
+        except AwsError:
+            group.reserve(self.resource.num_copies)
+            raise
+
         self._begin(self._resize(group, num_copies))
 
     def delete(self) -> None:
@@ -128,6 +145,7 @@ class ComponentLife(ResourceLife[ComponentResource]):
             try:
                 await self._settle(group)
             except InstanceFailed as failure:
+                log.warning("inference component %s stays as it was: %s", self.name, failure)
                 self._note(IN_SERVICE, str(failure))
                 return
 
@@ -143,6 +161,7 @@ class ComponentLife(ResourceLife[ComponentResource]):
         try:
             await group.settle()
         except InstanceFailed as failure:
+            log.warning("inference component %s stays as it was: %s", self.name, failure)
             group.reserve(self.resource.num_copies)
             self._note(IN_SERVICE, self._not_healthy(failure))
             return
@@ -214,3 +233,9 @@ class ComponentLife(ResourceLife[ComponentResource]):
 
     def _not_healthy(self, failure: InstanceFailed) -> str:
         return not_healthy(f"inference component {self.name}", str(failure))
+
+
+def _release(group: InstanceGroup | None) -> None:
+    """Give back the room of copies that were never started."""
+    if group is not None:
+        group.reserve(0)

@@ -54,6 +54,12 @@ SECURE_MODE = {
 }
 # Variables of the gateway that are not for the containers of its clients.
 OF_OPERATOR = re.compile("TOKEN|SECRET|PASSWORD|CREDENTIAL|KEY|^AWS_|^SM_|^LMI_")
+# What stands in messages for a path of this machine.
+HIDDEN = "…"
+# An absolute path, not part of another word or of a URL, and none that AWS's containers have.
+OTHER_PATH = re.compile(
+    r"(?:file://|(?<![\w/.…]))/(?!/|opt/ml\b|dev/shm\b)[^\s'\"`,;()]+",
+)
 
 log = logging.getLogger(__name__)
 
@@ -178,6 +184,18 @@ class Definitions:
             own |= SECURE_MODE
 
         return Launch(model=model, environ={**inherited, **passed, **own})
+
+    def without_paths(self, text: str) -> str:
+        """Return a text for clients, in which no path tells where this machine keeps its files.
+
+        What follows a folder of the gateway stays, since it names the client's own files.
+        """
+        # The folders go first, since their paths may hold blanks.
+        for folder in (str(self.folder), *self.buckets.values()):
+            if len(folder) > 1:
+                text = text.replace(folder, HIDDEN)
+
+        return OTHER_PATH.sub(HIDDEN, text)
 
     def fetch_adapter(self, source: Source) -> Path:
         """Return the folder that an adapter was brought to, which containers may read. Raises

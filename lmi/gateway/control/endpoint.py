@@ -28,7 +28,7 @@ from lmi.gateway.control.resources import (
 )
 from lmi.gateway.control.store import ResourceTable
 from lmi.gateway.endpoints import AwsEndpoint
-from lmi.gateway.errors import ACCOUNT, invalid as invalid_invocation
+from lmi.gateway.errors import ACCOUNT, AwsError, invalid as invalid_invocation
 
 NEEDS_COMPONENT = (
     "Inference Component Name header is required for endpoints to which you plan to deploy "
@@ -49,8 +49,7 @@ class EndpointLife(ResourceLife[EndpointResource]):
         definitions: Definitions,
         capacity: Capacity,
     ) -> None:
-        super().__init__(name, table)
-        self._definitions = definitions
+        super().__init__(name, table, definitions)
         self._capacity = capacity
         self._fleet: Fleet | None = None
 
@@ -60,7 +59,12 @@ class EndpointLife(ResourceLife[EndpointResource]):
         """Begin to create the endpoint. Raises AwsError, and nothing is kept then."""
         self._table.check_free(resource)
         fleet = self._new_fleet(resource.deployment)
-        self._table.add(msgspec.structs.replace(resource, status=CREATING))
+        try:
+            self._table.add(msgspec.structs.replace(resource, status=CREATING))
+        except AwsError:
+            fleet.release()
+            raise
+
         shutil.rmtree(self._definitions.folder / "logs" / self.name, ignore_errors=True)
         self._begin(self._start(fleet))
 
@@ -68,7 +72,12 @@ class EndpointLife(ResourceLife[EndpointResource]):
         """Begin to put another deployment in the place of the present one. Raises AwsError."""
         self._check_may_change()
         fleet = self._new_fleet(deployment)
-        self._note(UPDATING, next=deployment, last_deployment_config=deployment_config)
+        try:
+            self._note(UPDATING, next=deployment, last_deployment_config=deployment_config)
+        except AwsError:
+            fleet.release()
+            raise
+
         self._begin(self._replace(fleet, deployment))
 
     def resize(self, sizes: dict[str, VariantSize]) -> None:
@@ -77,7 +86,12 @@ class EndpointLife(ResourceLife[EndpointResource]):
         assert self._fleet is not None
         self._fleet.reserve(sizes)
         deployment = msgspec.structs.replace(self.resource.deployment, sizes=sizes)
-        self._note(UPDATING, next=deployment)
+        try:
+            self._note(UPDATING, next=deployment)
+        except AwsError:
+            self._fleet.reserve(self.resource.deployment.sizes)
+            raise
+
         self._begin(self._resize(self._fleet, deployment))
 
     def delete(self) -> None:

@@ -67,6 +67,11 @@ class Fleet:
 
             raise
 
+    def release(self) -> None:
+        """Give back the room of a fleet that was never started."""
+        for group in self.groups.values():
+            group.reserve(0)
+
     async def stop(self) -> None:
         """End all instances, after their requests."""
         await asyncio.gather(*(group.stop() for group in self.groups.values()))

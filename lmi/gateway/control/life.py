@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from lmi.gateway.control.definition import Definitions
 from lmi.gateway.control.instance import InstanceFailed
 from lmi.gateway.control.resources import FAILED, UNDER_WAY, Resource
 from lmi.gateway.control.service_model import invalid
@@ -23,9 +24,10 @@ R = TypeVar("R", bound=Resource)
 class ResourceLife(Generic[R]):
     """The life of the resource that has this name in the table."""
 
-    def __init__(self, name: str, table: ResourceTable[R]) -> None:
+    def __init__(self, name: str, table: ResourceTable[R], definitions: Definitions) -> None:
         self.name = name
         self._table = table
+        self._definitions = definitions
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -47,11 +49,11 @@ class ResourceLife(Generic[R]):
             raise invalid(f'Cannot update failed {words} "{resource.arn}": only delete it.')
 
     def _note(self, status: str, failure_reason: str = "", **changes: Any) -> None:
-        """Keep the resource's new status."""
+        """Keep the resource's new status. The reason is kept without paths of this machine."""
         resource = msgspec.structs.replace(
             self.resource,
             status=status,
-            failure_reason=failure_reason,
+            failure_reason=self._definitions.without_paths(failure_reason),
             modified_s=time.time(),
             **changes,
         )
