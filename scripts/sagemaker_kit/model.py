@@ -40,13 +40,43 @@ def create(options: Namespace, several: str | None = None, is_async: bool = Fals
     if variables:
         container["Environment"] = variables
 
-    isolation = {"EnableNetworkIsolation": True} if options.network_isolation else {}
     parameters = {
         "ModelName": options.name,
         "PrimaryContainer": container,
         "ExecutionRoleArn": options.role,
     }
-    return Call("sagemaker", "CreateModel", parameters | isolation)
+    return Call("sagemaker", "CreateModel", parameters | network(options) | tags(options))
+
+
+def network(options: Namespace) -> dict[str, Any]:
+    """What the container reaches: a VPC's subnets, nothing, or by default the Internet."""
+    if bool(options.subnet) != bool(options.security_group):
+        raise Refused("--subnet and --security-group go together: a VPC needs both")
+
+    settings: dict[str, Any] = {}
+    if options.subnet:
+        settings["VpcConfig"] = {
+            "SecurityGroupIds": options.security_group,
+            "Subnets": options.subnet,
+        }
+
+    if options.network_isolation:
+        settings["EnableNetworkIsolation"] = True
+
+    return settings
+
+
+def tags(options: Namespace) -> dict[str, Any]:
+    """The tags of everything that is created, by which AWS shares out its costs."""
+    entries = []
+    for pair in options.tag:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise Refused(f"--tag takes KEY=VALUE, given {pair}")
+
+        entries.append({"Key": key, "Value": value})
+
+    return {"Tags": entries} if entries else {}
 
 
 def instance_type(options: Namespace) -> str:

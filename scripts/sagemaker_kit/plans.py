@@ -13,13 +13,13 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.sagemaker_kit import model
+from scripts.sagemaker_kit import configuration, model, scaling
+from scripts.sagemaker_kit.configuration import VARIANT
 from scripts.sagemaker_kit.steps import Call, Command, Failed, Plan, Refused, Step, Wait
 
 REPOSITORY = re.compile(
     r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([a-z0-9._/-]+)"
 )
-VARIANT = "AllTraffic"
 # what SageMaker says of a name that it does not know
 GONE = r"ValidationException: .*[Cc]ould not find"
 # Of endpoints and components
@@ -71,9 +71,12 @@ def deploy(options: Namespace) -> Plan:
     """
     _check_flags(options)
     yield model.create(options, options.multi_model, bool(options.async_output))
-    yield Call("sagemaker", "CreateEndpointConfig", _configuration(options))
+    variants = configuration.create(options)
+    variants["ProductionVariants"][0] |= scaling.managed_instances(options)
+    yield Call("sagemaker", "CreateEndpointConfig", variants)
     endpoint = {"EndpointName": options.name}
-    yield Call("sagemaker", "CreateEndpoint", {**endpoint, "EndpointConfigName": options.name})
+    created = {**endpoint, "EndpointConfigName": options.name, **model.tags(options)}
+    yield Call("sagemaker", "CreateEndpoint", created)
     described = yield Wait(
         Call("sagemaker", "DescribeEndpoint", endpoint), "EndpointStatus", UNDER_WAY
     )
@@ -81,6 +84,7 @@ def deploy(options: Namespace) -> Plan:
     if options.component:
         yield from _create_component(options.name, _base_component(options))
 
+    yield from scaling.register(options)
     return [f"{options.name} is InService\n".encode()]
 
 
@@ -105,7 +109,13 @@ def teardown(options: Namespace) -> Plan:
     gone is skipped.
     """
     components = yield from _components(options.name)
+    if options.scaled:
+        yield scaling.deregister(options.name)
+
     for name in components:
+        if options.scaled:
+            yield scaling.deregister(options.name, name)
+
         component = {"InferenceComponentName": name}
         yield Call("sagemaker", "DeleteInferenceComponent", component, GONE)
         describe = Call("sagemaker", "DescribeInferenceComponent", component, GONE)
@@ -134,36 +144,7 @@ def _check_flags(options: Namespace) -> None:
             "--component needs --memory-mb, the memory that SageMaker reserves for each copy"
         )
 
-
-def _configuration(options: Namespace) -> dict[str, Any]:
-    variant = {
-        "VariantName": VARIANT,
-        "InstanceType": model.instance_type(options),
-        "InitialInstanceCount": options.count,
-    }
-    configuration: dict[str, Any] = {"EndpointConfigName": options.name}
-    if options.component:
-        configuration["ExecutionRoleArn"] = options.role
-        configuration |= {"EnableNetworkIsolation": True} if options.network_isolation else {}
-    else:
-        variant |= {"ModelName": options.name, "InitialVariantWeight": 1.0, **_timeouts(options)}
-
-    if not options.async_output and not options.multi_model:
-        variant["RoutingConfig"] = {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}
-
-    if options.async_output:
-        configuration["AsyncInferenceConfig"] = {
-            "OutputConfig": {"S3OutputPath": options.async_output}
-        }
-
-    return configuration | {"ProductionVariants": [variant]}
-
-
-def _timeouts(options: Namespace) -> dict[str, int]:
-    return {
-        "ModelDataDownloadTimeoutInSeconds": options.download_timeout,
-        "ContainerStartupHealthCheckTimeoutInSeconds": options.startup_timeout,
-    }
+    scaling.check(options)
 
 
 def _base_component(options: Namespace) -> dict[str, Any]:
@@ -177,10 +158,11 @@ def _base_component(options: Namespace) -> dict[str, Any]:
         "VariantName": VARIANT,
         "Specification": {
             "ModelName": options.name,
-            "StartupParameters": _timeouts(options),
+            "StartupParameters": configuration.timeouts(options),
             "ComputeResourceRequirements": needs,
         },
         "RuntimeConfig": {"CopyCount": options.count},
+        **model.tags(options),
     }
 
 

@@ -18,6 +18,17 @@ from botocore.validate import ParamValidator
 
 from lmi.gateway.members import spelled
 
+# What Java writes in a class of characters, as Python does. AWS names letters and numbers together,
+# so Python's \w, which is both, stands for each. The pairs of surrogates are a range, and
+# \p{Print}+ stands outside of a class.
+JAVA_CLASSES = {
+    r"\p{L}": r"\w",
+    r"\p{N}": r"\w",
+    r"\p{Z}": r" \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000",
+    r"\uD800\uDC00-\uDBFF\uDFFF": r"\U00010000-\U0010ffff",
+    r"\p{Print}+": r"[\x20-\x7e]+",
+}
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -65,10 +76,17 @@ def _check(shape: Shape, value: Any, path: str) -> Iterator[Fault]:
         # The greatest body of a request is larger in AWS's guide than in its model.
         yield Fault(f"{path} is {amount}{unit}, allowed is {allowed}", shape.type_name != "blob")
 
-    if "pattern" in rules and not re.fullmatch(spelled(rules["pattern"]), value):
+    if "pattern" in rules and not re.fullmatch(_as_python(rules["pattern"]), value):
         yield Fault(f"{path} is {value!r}, its pattern is {rules['pattern']}")
 
     if "enum" in rules and value not in rules["enum"]:
         yield Fault(
             f"{path} is {value!r}, which botocore {__version__} does not know", is_certain=False
         )
+
+
+def _as_python(pattern: str) -> str:
+    for java, python in JAVA_CLASSES.items():
+        pattern = pattern.replace(java, python)
+
+    return spelled(pattern)

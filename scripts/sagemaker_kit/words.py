@@ -79,6 +79,84 @@ def _deploy(word: ArgumentParser) -> None:
         "--memory-mb", type=int, metavar="MB", help="memory of each copy of the component"
     )
     word.add_argument("--gpus", type=int, metavar="N", help="GPUs of each copy of the component")
+    _instances(word)
+    _scaling(word)
+    _records(word)
+
+
+def _instances(word: ArgumentParser) -> None:
+    word.add_argument(
+        "--ami-version",
+        metavar="AMI",
+        help="InferenceAmiVersion (default: for NVIDIA's GPUs that of AWS's vLLM images, else "
+        "SageMaker's)",
+    )
+    word.add_argument(
+        "--fallback",
+        action="append",
+        default=[],
+        metavar="T",
+        help="another instance type, taken when those before it have no room; repeated",
+    )
+    word.add_argument(
+        "--capacity-reservation", metavar="ARN", help="take instances of this reservation only"
+    )
+    word.add_argument(
+        "--kms-key",
+        metavar="KEY",
+        help="encrypts the volume",
+    )
+    word.add_argument(
+        "--routing",
+        default="LEAST_OUTSTANDING_REQUESTS",
+        metavar="STRATEGY",
+        help="LEAST_OUTSTANDING_REQUESTS (the default), RANDOM, PREFIX_AWARE or KV_AWARE",
+    )
+    word.add_argument(
+        "--prefix-length", type=int, metavar="N", help="PREFIX_AWARE: bytes of a body that count"
+    )
+    word.add_argument(
+        "--prefix-threshold",
+        type=int,
+        metavar="N",
+        help="PREFIX_AWARE: requests at once from which another instance is taken",
+    )
+
+
+def _scaling(word: ArgumentParser) -> None:
+    word.add_argument("--min-count", type=int, metavar="N", help="least instances or copies (1)")
+    word.add_argument(
+        "--max-count", type=int, metavar="N", help="most instances or copies; switches scaling on"
+    )
+    word.add_argument(
+        "--target-concurrency",
+        type=float,
+        default=8.0,
+        metavar="N",
+        help="requests at once of an instance or copy that scaling aims at (8)",
+    )
+
+
+def _records(word: ArgumentParser) -> None:
+    word.add_argument("--capture", metavar="S3", help="capture requests and answers there")
+    word.add_argument(
+        "--capture-percent", type=int, default=100, metavar="P", help="share that is captured (100)"
+    )
+    word.add_argument(
+        "--output-kms-key", metavar="KEY", help="encrypts captures and asynchronous answers"
+    )
+    word.add_argument(
+        "--metrics-s",
+        type=int,
+        metavar="S",
+        help="enhanced metrics and detailed observability, published each S seconds",
+    )
+
+
+def _teardown(word: ArgumentParser) -> None:
+    word.add_argument(
+        "--scaled", action="store_true", help="end the scaling that deploy --max-count began"
+    )
 
 
 def _adapter(word: ArgumentParser) -> None:
@@ -117,6 +195,19 @@ def _model(word: ArgumentParser, is_required: bool) -> None:
     word.add_argument(
         "--network-isolation", action="store_true", help="no network for the container"
     )
+    word.add_argument(
+        "--subnet", action="append", default=[], metavar="ID", help="a VPC's subnet; repeated"
+    )
+    word.add_argument(
+        "--security-group",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="a VPC's security group; repeated",
+    )
+    word.add_argument(
+        "--tag", action="append", default=[], metavar="K=V", help="of all that is made; repeated"
+    )
 
 
 def _invoke(word: ArgumentParser) -> None:
@@ -148,7 +239,7 @@ WORDS: dict[str, tuple[Callable[[Namespace], Plan], str, Callable[[ArgumentParse
     "teardown": (
         plans.teardown,
         "delete the endpoint and all that it consists of",
-        lambda word: None,
+        _teardown,
     ),
 }
 

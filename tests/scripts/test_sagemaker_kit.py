@@ -43,6 +43,10 @@ TRANSFORM = (
     "s3://data/out",
 )
 COMPONENT = ("--component", "base", "--memory-mb", "16384", "--gpus", "1")
+VPC = ("--subnet", "subnet-1a", "--subnet", "subnet-1b", "--security-group", "sg-1")
+POOLS = ("--fallback", "ml.g6e.xlarge", "--fallback", "ml.g5.xlarge")
+PREFIX_AWARE = ("--routing", "PREFIX_AWARE", "--prefix-length", "4096", "--prefix-threshold", "16")
+RESERVATION = "arn:aws:sagemaker:eu-west-1:123456789012:training-plan/chat"
 REPOSITORY = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/lmi"
 
 COMMANDS: dict[str, Sequence[str]] = {
@@ -54,6 +58,26 @@ COMMANDS: dict[str, Sequence[str]] = {
     "async": (*DEPLOY, "--async", "s3://answers/chat"),
     "multi-model": (*DEPLOY, "--multi-model", "s3://models/all"),
     "component": (*DEPLOY, *COMPONENT, "--network-isolation"),
+    "VPC": (*DEPLOY, *VPC),
+    "component in a VPC": (*DEPLOY, *COMPONENT, *VPC),
+    "tags": (*DEPLOY, "--tag", "team=chat", "--tag", "stage="),
+    "pools": (*DEPLOY, *POOLS),
+    "reservation": (*DEPLOY, "--capacity-reservation", RESERVATION),
+    "keys": (
+        *DEPLOY,
+        "--kms-key",
+        "alias/disk",
+        "--output-kms-key",
+        "alias/answers",
+        "--async",
+        "s3://answers/chat",
+    ),
+    "capture": (*DEPLOY, "--capture", "s3://seen/chat", "--capture-percent", "5"),
+    "prefix-aware routing": (*DEPLOY, *PREFIX_AWARE),
+    "metrics": (*DEPLOY, "--metrics-s", "30"),
+    "scaling": (*DEPLOY, "--max-count", "4"),
+    "scaling of a component": (*DEPLOY, *COMPONENT, "--min-count", "0", "--max-count", "4"),
+    "teardown of what scales": ("teardown", "chat", "--scaled"),
     "adapter": (
         "adapter",
         "chat",
@@ -195,6 +219,7 @@ def test_a_dry_run_prints_one_line_of_json_for_each_call_in_order(
         {
             "VariantName": "AllTraffic",
             "ModelName": "chat",
+            "InferenceAmiVersion": "al2-ami-sagemaker-inference-gpu-3-1",
             "InstanceType": GPU,
             "InitialInstanceCount": 1,
             "InitialVariantWeight": 1.0,
@@ -307,6 +332,100 @@ def test_with_a_component_the_model_is_reserved_by_it_and_not_by_the_endpoint() 
         ]
         == 1800
     )
+
+
+def variant_of(*flags: str) -> dict[str, Any]:
+    configuration = parameters_of((*DEPLOY, *flags), "CreateEndpointConfig")
+    variant: dict[str, Any] = configuration["ProductionVariants"][0]
+    return variant
+
+
+def test_instances_with_nvidias_gpus_get_the_driver_of_the_images_cuda_and_others_do_not() -> None:
+    cuda = "al2-ami-sagemaker-inference-gpu-3-1"
+    assert variant_of()["InferenceAmiVersion"] == cuda
+    assert variant_of("--instance-type", "ml.p5.48xlarge")["InferenceAmiVersion"] == cuda
+    assert "InferenceAmiVersion" not in variant_of("--instance-type", "ml.c7i.2xlarge")
+
+    named = "al2023-ami-sagemaker-inference-gpu-4-1"
+    assert variant_of("--ami-version", named)["InferenceAmiVersion"] == named
+
+
+def test_fallbacks_are_pools_in_the_order_of_the_flags() -> None:
+    variant = variant_of(*POOLS)
+    assert "InstanceType" not in variant
+    assert variant["InstancePools"] == [
+        {"InstanceType": GPU, "Priority": 1},
+        {"InstanceType": "ml.g6e.xlarge", "Priority": 2},
+        {"InstanceType": "ml.g5.xlarge", "Priority": 3},
+    ]
+
+
+def test_prefix_aware_routing_takes_its_limits() -> None:
+    assert variant_of(*PREFIX_AWARE)["RoutingConfig"] == {
+        "RoutingStrategy": "PREFIX_AWARE",
+        "PrefixAwareRoutingConfig": {"PrefixLength": 4096, "ConcurrencyThreshold": 16},
+    }
+
+
+def test_a_vpc_is_the_models_and_with_components_the_configurations_too() -> None:
+    vpc = {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1a", "subnet-1b"]}
+    assert parameters_of((*DEPLOY, *VPC), "CreateModel")["VpcConfig"] == vpc
+    assert "VpcConfig" not in parameters_of((*DEPLOY, *VPC), "CreateEndpointConfig")
+
+    component = (*DEPLOY, *COMPONENT, *VPC)
+    assert parameters_of(component, "CreateEndpointConfig")["VpcConfig"] == vpc
+
+
+def test_tags_are_on_everything_that_is_created() -> None:
+    calls = calls_of((*DEPLOY, *COMPONENT, "--tag", "team=chat"))
+    created = [call for call in calls if call.operation.startswith("Create")]
+    assert len(created) == 4
+    for call in created:
+        assert call.parameters["Tags"] == [{"Key": "team", "Value": "chat"}], call.operation
+
+
+def test_scaling_follows_the_requests_of_an_instance_or_of_a_components_copy() -> None:
+    instances = parameters_of((*DEPLOY, "--max-count", "4"), "RegisterScalableTarget")
+    assert instances["ResourceId"] == "endpoint/chat/variant/AllTraffic"
+    assert (instances["MinCapacity"], instances["MaxCapacity"]) == (1, 4)
+
+    flags = (*COMPONENT, "--min-count", "0", "--max-count", "4", "--target-concurrency", "3")
+    copies = parameters_of((*DEPLOY, *flags), "PutScalingPolicy")
+    assert copies["ResourceId"] == "inference-component/base"
+    assert copies["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 3
+    assert variant_of(*flags)["ManagedInstanceScaling"] == {
+        "Status": "ENABLED",
+        "MinInstanceCount": 0,
+        "MaxInstanceCount": 4,
+    }
+
+
+def test_only_what_is_asked_for_reaches_a_second_service() -> None:
+    assert {call.service for call in calls_of(DEPLOY)} == {"sagemaker"}
+    assert {call.service for call in calls_of(("teardown", "chat"))} == {"sagemaker"}
+    first = calls_of(("teardown", "chat", "--scaled"))[1]
+    assert first.operation == "DeregisterScalableTarget"
+
+
+@pytest.mark.parametrize(
+    "flags, reason",
+    [
+        (("--subnet", "subnet-1"), "--subnet and --security-group go together"),
+        (("--tag", "team"), "--tag takes KEY=VALUE, given team"),
+        (("--fallback", "g5.xlarge"), "--fallback takes SageMaker's types"),
+        (("--prefix-length", "4096"), "go with --routing PREFIX_AWARE"),
+        (("--routing", "PREFIX_AWARE", "--prefix-length", "10"), "valid min value: 1024"),
+        (("--tag", "team=a;b"), "Tags[0].Value is 'a;b', its pattern is"),
+        (("--min-count", "1"), "--min-count goes with --max-count"),
+        (("--min-count", "0", "--max-count", "2"), "only a --component scales to none"),
+        (("--max-count", "2", "--count", "3"), "given 3 of 1 to 2"),
+        (("--capture", "s3://seen", "--capture-percent", "101"), "is 101, allowed is 0 to 100"),
+    ],
+)
+def test_flags_of_the_configuration_that_break_a_rule_are_refused(
+    flags: Sequence[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reason in refusal((*DEPLOY, *flags), capsys)
 
 
 def test_an_adapter_names_its_base_and_its_archive() -> None:
