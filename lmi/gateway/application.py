@@ -14,13 +14,14 @@ from starlette.types import Receive, Scope, Send
 from lmi.errors import ClientGone, ForeignPage, LmiError, Overloaded
 from lmi.gateway import eventstream
 from lmi.gateway.async_invocations import AsyncInvocations
+from lmi.gateway.bearer_tokens import BearerTokens
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import AwsEndpoint, Endpoints, EndpointTable
 from lmi.gateway.errors import AwsError, model_error, too_large, unavailable
 from lmi.gateway.exchange import AwsExchange
 from lmi.gateway.members import PREFIX
 from lmi.gateway.settings import GatewaySettings
-from lmi.gateway.signatures import Signatures
+from lmi.gateway.signatures import Signatures, Signed
 from lmi.gateway.target_models import ModelStore, TargetModels
 from lmi.http.body import BodyMemory
 from lmi.http.browsers import ANY, check_page, is_loopback
@@ -61,7 +62,12 @@ class Gateway:
         folder = settings.async_input
         place = settings.async_output
         self._async_invocations = AsyncInvocations(folder, place, settings.async_concurrency)
-        self._signatures = Signatures(os.environ) if settings.checks_signatures else None
+        self._signatures: Signatures | None = None
+        self._bearer_tokens: BearerTokens | None = None
+        if settings.checks_signatures:
+            self._signatures = Signatures(os.environ)
+            self._bearer_tokens = BearerTokens(self._signatures.credentials, os.environ)
+
         self._hosts = () if is_loopback(settings.host) else (ANY,)
 
     async def start(self) -> None:
@@ -113,7 +119,7 @@ class Gateway:
                 "The requested operation is not supported by the gateway.",
             )
 
-        signed = None if self._signatures is None else self._signatures.check_head(exchange)
+        signed = self._check_head(exchange, takes_tokens=handler is Gateway.chat)
         max_bytes = self.settings.max_body_bytes
         try:
             exchange.payload = await exchange.body(max_bytes, self.body_memory)
@@ -128,6 +134,18 @@ class Gateway:
             self._signatures.check_body(exchange, signed)
 
         await exchange.run_while_there(handler(self, exchange))
+
+    def _check_head(self, exchange: AwsExchange, takes_tokens: bool) -> Signed | None:
+        """Return what the head says of the signature, None where the body is not signed.
+
+        Raises AwsError where the credentials of the request, if they are checked, are not good.
+        """
+        tokens = self._bearer_tokens
+        if takes_tokens and tokens is not None and tokens.is_sent(exchange):
+            tokens.check(exchange)
+            return None
+
+        return None if self._signatures is None else self._signatures.check_head(exchange)
 
     async def invoke(self, exchange: AwsExchange) -> None:
         """Send the container's whole response."""

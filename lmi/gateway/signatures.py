@@ -64,7 +64,7 @@ class Signatures:
         except ModuleNotFoundError:
             raise BadConfiguration("--check-signatures needs botocore: pip install boto3") from None
 
-        self._credentials = Credentials(key, secret, environ.get("AWS_SESSION_TOKEN") or None)
+        self.credentials = Credentials(key, secret, environ.get("AWS_SESSION_TOKEN") or None)
 
     def check_head(self, exchange: AwsExchange) -> Signed:
         """Return what the head says of the signature, before a byte of the body is read.
@@ -80,10 +80,9 @@ class Signatures:
             )
 
         token = exchange.headers.get("x-amz-security-token")
-        credentials = (self._credentials.access_key, self._credentials.token)
+        credentials = (self.credentials.access_key, self.credentials.token)
         if (authorization["key"], token) != credentials:
-            message = "The security token included in the request is invalid."
-            raise AwsError("UnrecognizedClientException", 403, message)
+            raise unrecognized()
 
         date = exchange.headers.get("x-amz-date", "")
         try:
@@ -92,7 +91,7 @@ class Signatures:
             skew_s = float("inf")
 
         if skew_s > MAX_SKEW_S or not date.startswith(authorization["day"]):
-            raise _wrong(
+            raise wrong_signature(
                 f"Signature expired or not yet current: X-Amz-Date is more than {MAX_SKEW_S:g} s "
                 f"off."
             )
@@ -102,7 +101,7 @@ class Signatures:
         sent = {name for name in exchange.headers.keys() if name.startswith(SIGNED_IF_SENT)}
         unsigned = sorted(sent - {DIGEST, *names})
         if unsigned:
-            raise _wrong(
+            raise wrong_signature(
                 f"There were headers present in the request which were not signed: "
                 f"{', '.join(unsigned)}"
             )
@@ -110,7 +109,7 @@ class Signatures:
         # A signature that is not bound to this request would be good for others too.
         is_bound = REQUIRED <= set(names) and authorization["service"] == SERVICE
         if not is_bound:
-            raise _wrong(NO_MATCH)
+            raise wrong_signature(NO_MATCH)
 
         digest = exchange.headers.get(DIGEST)
         signature = authorization["signature"]
@@ -118,7 +117,7 @@ class Signatures:
         if digest is not None:
             # It may be none, as UNSIGNED-PAYLOAD.
             if not re.fullmatch("[0-9a-f]{64}", digest):
-                raise _wrong(NO_MATCH)
+                raise wrong_signature(NO_MATCH)
 
             self._compare(exchange, signed, digest)
 
@@ -130,7 +129,7 @@ class Signatures:
         if signed.digest is None:
             self._compare(exchange, signed, digest)
         elif signed.digest != digest:
-            raise _wrong(NO_MATCH)
+            raise wrong_signature(NO_MATCH)
 
     def _compare(self, exchange: AwsExchange, signed: Signed, digest: str) -> None:
         """Raise AwsError unless the request has the signature that it has with this digest of its
@@ -149,15 +148,21 @@ class Signatures:
         request = AWSRequest(exchange.method, url, headers)
         request.context["timestamp"] = signed.date
 
-        signer = SigV4Auth(self._credentials, SERVICE, signed.region)
+        signer = SigV4Auth(self.credentials, SERVICE, signed.region)
         signer.payload = lambda request: digest
         canonical_request = signer.canonical_request(request)
         text_to_sign = signer.string_to_sign(request, canonical_request)
         signature = signer.signature(text_to_sign, request)
         if not hmac.compare_digest(signature, signed.signature):
-            raise _wrong(NO_MATCH)
+            raise wrong_signature(NO_MATCH)
 
 
-def _wrong(message: str) -> AwsError:
+def unrecognized() -> AwsError:
+    """Somebody else's credentials, or none."""
+    message = "The security token included in the request is invalid."
+    return AwsError("UnrecognizedClientException", 403, message)
+
+
+def wrong_signature(message: str) -> AwsError:
     """The signature is not that of this request, made lately."""
     return AwsError("InvalidSignatureException", 403, message)

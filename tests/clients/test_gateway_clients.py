@@ -264,3 +264,18 @@ def test_openai(front: Front) -> None:
     for results in front.run("current", "openai_client.py"):
         assert results["plain"] and results["plain"] == results["streamed"]
         assert "max_tokens" in results["refused"]
+
+
+def test_openai_with_a_token_of_the_sagemaker_sdk(demo: Server) -> None:
+    environ = {
+        "AWS_ACCESS_KEY_ID": "nobody",
+        "AWS_SECRET_ACCESS_KEY": "nothing",
+        "AWS_REGION": "us-east-1",
+    }
+    server = f"http://127.0.0.1:{demo.port}"
+    with gateway("--endpoint", server, "--check-signatures", environ=environ) as checked:
+        results = run("current", "gateway/openai_bearer.py", checked.url)
+
+    assert results["plain"] and results["plain"] == results["streamed"]
+    assert "ExpiredTokenException" in results["expired"]
+    assert "UnrecognizedClientException" in results["mangled"]
