@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from handlers.lmi_dist.config_defaults import DEFAULTS, HEADLESS
+from handlers.lmi_dist.quantised.scheme import read_scheme, refused
 from lmi.errors import ModelUnusable, shorten
 from lmi.settings.handler import folder_of
 from lmi.shared.model_files import read_bounded
@@ -78,8 +79,7 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
 
         raise unsupported(file, f"{name} is not a decoder of text")
 
-    _check_quantization(file, config.get("quantization_config"))
-
+    read_scheme(file, config)
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         return
@@ -87,16 +87,15 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
     _check_layers(file, name or model_type, model_type, config.get("layer_types"))
     _check_type(file, model_type)
     if name and name not in DEFAULTS:
-        check_extra(file, f"{name} runs through the modules of transformers")
+        check_modules(file, name, config)
 
 
-def _check_quantization(file: Path, quantization: object) -> None:
-    if isinstance(quantization, dict):
-        method = shorten(quantization.get("quant_method"))
-        raise ModelUnusable(
-            f"{file}: its weights are quantised already (quantization_config: {method}), "
-            "which lmi-dist does not read; option.rolling_batch=vllm does"
-        )
+def check_modules(file: Path, name: str, config: Mapping[str, Any]) -> None:
+    """Raise ModelUnusable if the modules of transformers cannot run a model of this class here."""
+    if read_scheme(file, config) is not None:
+        raise refused(file, f"of {name}, which runs through the modules of transformers")
+
+    check_extra(file, f"{name} runs through the modules of transformers")
 
 
 def _check_layers(file: Path, name: str, model_type: str, layer_types: object) -> None:

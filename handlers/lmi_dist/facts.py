@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from handlers.lmi_dist.config_defaults import DEFAULTS
-from handlers.lmi_dist.config_file import check_config, check_extra, class_name, unsupported
+from handlers.lmi_dist.config_file import check_config, check_modules, class_name, unsupported
 from handlers.lmi_dist.config_values import read_config
 from handlers.lmi_dist.families import Architecture, describe
 from handlers.lmi_dist.folder_files import existing_file, read_json
@@ -113,7 +113,7 @@ def _describe(file: Path, raw: dict[str, Any]) -> Architecture | None:
 
 def _facts_of_modules(file: Path, raw: dict[str, Any]) -> ModelFacts:
     name = class_name(raw["architectures"])
-    check_extra(file, f"{name} runs through the modules of transformers")
+    check_modules(file, name, raw)
     config = _config_of_transformers(file, f"{name} runs through the modules of")
     for field in ("num_attention_heads", "num_hidden_layers", "max_position_embeddings"):
         value = getattr(config, field, None)

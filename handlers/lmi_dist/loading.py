@@ -26,7 +26,12 @@ from handlers.lmi_dist.config_file import INSTALL_TORCH, check_extra
 from handlers.lmi_dist.facts import ModelFacts, read_facts
 from handlers.lmi_dist.memory import need_of, room_for_cache, say_memory
 from handlers.lmi_dist.native import library as native
-from handlers.lmi_dist.native_runner import NativeRunner, bytes_of_file, weight_bytes
+from handlers.lmi_dist.native_runner import (
+    NativeRunner,
+    block_bytes,
+    bytes_of_file,
+    weight_bytes,
+)
 from handlers.lmi_dist.post_processors import ARRAYS, PostProcessors
 from handlers.lmi_dist.runner import Limits, Runner
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS
@@ -199,7 +204,13 @@ def _load(
     size = NativeRunner.tokens_per_block
     token_bytes = library.block_bytes(facts.num_layers, facts.num_kv_heads, facts.head_dim) // size
     kept_bytes = bytes_of_file(library, config, facts.path)
-    need = need_of(facts, config, partial(weight_bytes, config), kept_bytes)
+    need = need_of(
+        facts,
+        config,
+        partial(weight_bytes, config),
+        kept_bytes,
+        block_bytes(library, config),
+    )
     room_bytes = room_for_cache(facts, need, size * token_bytes)
     limits = choose_limits(
         config, facts.context_length, size, token_bytes=token_bytes, room_bytes=room_bytes

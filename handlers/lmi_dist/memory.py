@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,13 @@ from handlers.lmi_dist.arrays import BFLOAT16
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.plan import Plan, num_tokens_of
-from handlers.lmi_dist.program import sites_of
+from handlers.lmi_dist.program import Site, sites_of
 from handlers.lmi_dist.runner import BlockMemory
-from handlers.lmi_dist.weights import stored_dtype
+from handlers.lmi_dist.weights import quantised_types, stored_dtype
 from lmi.errors import ModelUnusable
 from lmi.settings.config import EngineConfig
 from lmi.shared import machine
+from lmi.shared.gguf_file import TensorType
 from lmi.shared.machine import MB
 
 # What the interpreter, its libraries, and what requests keep there take.
@@ -66,17 +66,20 @@ def need_of(
     config: EngineConfig,
     bytes_of: Callable[[np.dtype[Any]], float],
     bytes_of_file: int | None = None,
+    bytes_of_blocks: Callable[[TensorType], float] | None = None,
 ) -> MemoryNeed:
     """What a model with an architecture of ours needs.
 
     `bytes_of` says how many bytes a number of a weight takes, by the dtype that it has in the
     checkpoint. `bytes_of_file` is what the weights of a file take that stay as they are there.
+    `bytes_of_blocks` says how many bytes a number of a quantised weight takes, by the type of its
+    blocks; without it such weights become floats.
     """
     a = facts.architecture
     assert a is not None
     weights = bytes_of_file
     if weights is None:
-        weights = _weight_bytes(facts, bytes_of)
+        weights = _weight_bytes(facts, bytes_of, bytes_of_blocks)
 
     # Cosines and sines.
     length = min(config.max_sequence_length or facts.context_length, facts.context_length)
@@ -87,7 +90,11 @@ def need_of(
     return MemoryNeed(weights, _step_bytes(facts, config))
 
 
-def _weight_bytes(facts: ModelFacts, bytes_of: Callable[[np.dtype[Any]], float]) -> int:
+def _weight_bytes(
+    facts: ModelFacts,
+    bytes_of: Callable[[np.dtype[Any]], float],
+    bytes_of_blocks: Callable[[TensorType], float] | None,
+) -> int:
     """The bytes of the packed linears and of the table of embeddings."""
     a = facts.architecture
     assert a is not None
@@ -96,16 +103,32 @@ def _weight_bytes(facts: ModelFacts, bytes_of: Callable[[np.dtype[Any]], float])
         # The last one is the head.
         sites = sites[:-1]
 
-    modules = chain.from_iterable(site.modules for site in sites)
-    num_weights = sum(module.num_in * module.num_out for module in modules)
     stored = stored_dtype(facts.path)
-    weights = num_weights * bytes_of(stored)
+    types = quantised_types(facts.path)
+    weights = 0.0
+    for site in sites:
+        num_weights = sum(module.num_in * module.num_out for module in site.modules)
+        blocks = _blocks_of_site(site, types)
+        if not any(module.weight_name in types for module in site.modules):
+            number_bytes = bytes_of(stored)
+        elif blocks is None or bytes_of_blocks is None:
+            number_bytes = bytes_of(np.dtype(np.float32))
+        else:
+            number_bytes = bytes_of_blocks(blocks)
+
+        weights += num_weights * number_bytes
 
     # In these dtypes the table of embeddings stays in its file.
     if stored != BFLOAT16 and stored != np.float32:
         weights += a.vocab_size * (a.embedding_size or a.hidden_size) * 4
 
     return int(weights)
+
+
+def _blocks_of_site(site: Site, types: Mapping[str, TensorType | None]) -> TensorType | None:
+    """The type of a site's blocks, or None if a weight of it is in none: then all become floats."""
+    types_of_site = {types.get(module.weight_name) for module in site.modules}
+    return types_of_site.pop() if len(types_of_site) == 1 else None
 
 
 def _step_bytes(facts: ModelFacts, config: EngineConfig) -> int:

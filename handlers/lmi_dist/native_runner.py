@@ -1,12 +1,13 @@
 """The runner of the native kernels: a program, its packed weights, and keys and values in shared
 blocks.
 
-All arithmetic is float32, or int8 with `option.quantize`. The weights of a GGUF file stay in blocks
-of 4 or 8 bits, which are multiplied by activations of 16 bits. The order of every sum is fixed, so
-the bits of a token depend only on the tokens before it: not on the batch, on how its prompt was
-cut, or on the number of threads.
+All arithmetic is float32, or int8 with `option.quantize`. The weights of a GGUF file, and those of
+AWQ, GPTQ and compressed-tensors, stay in blocks of 4 or 8 bits, which are multiplied by activations
+of 16 bits. The order of every sum is fixed, so the bits of a token depend only on the tokens before
+it: not on the batch, on how its prompt was cut, or on the number of threads.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ from handlers.lmi_dist.runner import Limits
 from handlers.lmi_dist.weights import stored_types
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
+from lmi.shared.gguf_file import TensorType
 
 # The bytes of a number by its format. 64 numbers of int8 share a scale and a sum, and 32 numbers in
 # blocks share two scales, or a scale and a minimum.
@@ -148,10 +150,20 @@ def weight_bytes(config: EngineConfig, stored: np.dtype[Any]) -> float:
 
 
 def keeps_blocks(config: EngineConfig) -> bool:
-    """Whether the weights of a GGUF file stay in the blocks that it has: where no option says
-    otherwise.
+    """Whether weights in blocks stay so, those of a GGUF file and quantised ones: where no option
+    says otherwise.
     """
     return config.quantize is None and config.dtype == "auto"
+
+
+def block_bytes(library: Library, config: EngineConfig) -> Callable[[TensorType], float] | None:
+    """What says how many bytes a number of a quantised weight takes, by the type of its blocks, or
+    None if such weights become floats.
+    """
+    if not keeps_blocks(config):
+        return None
+
+    return lambda kind: BYTES_OF[library.format_of(kind)]
 
 
 def bytes_of_file(library: Library, config: EngineConfig, path: str) -> int | None:

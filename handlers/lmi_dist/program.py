@@ -90,7 +90,8 @@ def load(
 ) -> Program[Packed]:
     """The program of a checkpoint, with room for adapters where the options enable them.
 
-    With `pack_blocks` the weights of a GGUF file stay in its blocks; else they become floats.
+    With `pack_blocks` weights in blocks stay so, those of a GGUF file and most that are quantised
+    already; else they become floats.
     Every tensor is read once, in the order of the operations, and packed or placed before the next
     one is read. A declared output that the layers write over is gathered for the wanted rows. An
     embedding model has no head: the states behind the last norm stand in the place of the logits.
@@ -422,7 +423,7 @@ class _Reader(Generic[Packed]):
         self, path: str, num_out: int, num_in: int, is_transposed: bool = False
     ) -> Weight:
         """The weight (num_out, num_in) of a linear or a table, in blocks if it has any and they
-        stay. Floats may be stored (num_in, num_out).
+        stay. Floats may be stored (num_in, num_out), if they are not quantised.
         """
         if self._pack_blocks is not None:
             name = self._name(path, "weight")
@@ -430,7 +431,7 @@ class _Reader(Generic[Packed]):
             if blocks is not None:
                 return blocks
 
-        if is_transposed:
+        if is_transposed and self._name(path, "weight") not in self._checkpoint.quantised:
             return self._take(path, num_in, num_out).T
 
         return self._take(path, num_out, num_in)
@@ -503,6 +504,11 @@ class Module:
     @property
     def num_out(self) -> int:
         return sum(piece.num for piece in self.pieces)
+
+    @property
+    def weight_name(self) -> str:
+        """The name of its weight in a whole checkpoint."""
+        return f"{self.path}.weight"
 
 
 @dataclass(frozen=True, slots=True)

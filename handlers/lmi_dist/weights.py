@@ -1,8 +1,9 @@
 """The weights of a model folder as arrays of numpy, one tensor at a time.
 
 They lie in safetensors files, in a GGUF file, or in pickled files. These can run code when they are
-read, so they are refused unless the caller allows them. A fault of a folder is one line with the
-file, the tensor and the cause.
+read, so they are refused unless the caller allows them. A weight that is quantised by config.json
+is made of several tensors, and has the name that it has in transformers. A fault of a folder is one
+line with the file, the tensor and the cause.
 """
 
 import logging
@@ -20,11 +21,15 @@ from handlers.lmi_dist.config_file import check_extra
 from handlers.lmi_dist.folder_files import existing_file, read_json
 from handlers.lmi_dist.gguf.block_rows import BlockRows
 from handlers.lmi_dist.gguf.tensors import GgufTensors, gguf_file
+from handlers.lmi_dist.quantised.blocks import blocks_of, type_of
+from handlers.lmi_dist.quantised.scheme import Scheme, read_scheme, refused
+from handlers.lmi_dist.quantised.tensors import QuantisedTensors
 from handlers.lmi_dist.safetensors_file import SafetensorsFile
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 from lmi.shared.gguf_file import TensorType
 
+CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 
 log = logging.getLogger(__name__)
@@ -49,11 +54,18 @@ class Checkpoint:
         self.folder = Path(path)
         self._tables = _tables(self.folder, allow_pickle)
 
-        # The file of each tensor.
+        # The file of each tensor, and that of a part of each quantised weight.
         self.files: dict[str, Path] = {}
         for file, table in self._tables.items():
             for name in table:
                 self.files[name] = file
+
+        self._stored_names = frozenset(self.files)
+        scheme = quantisation_of(self.folder)
+        self.quantised = QuantisedTensors(scheme, self._stored_names, self._read_stored)
+        for name in self.quantised:
+            first_part = min(self.quantised.parts_of(name))
+            self.files[name] = self.files[first_part]
 
     def take(self, name: str, shape: Iterable[int]) -> Array:
         """Read a tensor of this shape, in one of the floats of FLOAT_NAMES, and count it as taken.
@@ -75,17 +87,18 @@ class Checkpoint:
         return array
 
     def take_blocks(self, name: str, shape: tuple[int, int]) -> BlockRows | None:
-        """Return a weight (num_out, num_in) of this shape in the blocks of a GGUF file, and count
-        it as taken; or None if it has no blocks.
+        """Return a weight (num_out, num_in) of this shape in blocks, and count it as taken; or None
+        if it has none. Tensors of a GGUF file and quantised weights may have some.
 
         Raises ModelUnusable.
         """
         table = self._tables[self._file_of(name)]
-        if not isinstance(table, GgufTensors):
-            return None
-
+        blocks: BlockRows | None = None
         with self._of_tensor(name):
-            blocks = table.blocks_of(name)
+            if name in self.quantised:
+                blocks = blocks_of(self.quantised[name])
+            elif isinstance(table, GgufTensors):
+                blocks = table.blocks_of(name)
 
         if blocks is not None:
             self._take(name, blocks.shape, shape)
@@ -93,9 +106,28 @@ class Checkpoint:
         return blocks
 
     def read(self, name: str) -> Array:
-        """Read a tensor that is there, in the shape and dtype of its file. Raises ModelUnusable."""
+        """Read a tensor that is there, in the shape and dtype of its file, or a quantised weight
+        (num_out, num_in) in float32. Raises ModelUnusable.
+        """
         with self._of_tensor(name):
-            return self._tables[self.files[name]][name]
+            if name in self.quantised:
+                return self.quantised[name].floats()
+
+            return self._read_stored(name)
+
+    def types_of_blocks(self) -> dict[str, TensorType | None]:
+        """Return the type of the blocks that hold each quantised weight, or None for one that only
+        floats hold. Raises ModelUnusable.
+        """
+        types: dict[str, TensorType | None] = {}
+        for name in self.quantised:
+            with self._of_tensor(name):
+                types[name] = type_of(self.quantised[name])
+
+        return types
+
+    def _read_stored(self, name: str) -> Array:
+        return self._tables[self.files[name]][name]
 
     @contextmanager
     def _of_tensor(self, name: str) -> Iterator[None]:
@@ -123,11 +155,12 @@ class Checkpoint:
             )
 
         self._taken.add(name)
+        self._taken.update(self.quantised.parts_of(name))
         self._progress("weights", min(1.0, len(self._taken) / len(self.files)))
 
     def unused(self) -> set[str]:
-        """Return the names of the tensors that nobody has taken."""
-        return self.files.keys() - self._taken
+        """Return the names of the tensors in the files that nobody has taken."""
+        return set(self._stored_names - self._taken)
 
     def release_pages(self) -> None:
         """Let go of the pages of mapped files that were read.
@@ -149,8 +182,8 @@ class Checkpoint:
 
 
 def stored_dtype(path: str) -> np.dtype[Any]:
-    """Return the dtype of most numbers in a folder's safetensors files, by their headers, or
-    float32 where there are none. Of a GGUF file it is what its numbers become.
+    """Return the dtype of most floats in a folder's safetensors files, by their headers, or float32
+    where there are none. Of a GGUF file it is what its numbers become.
     """
     folder = Path(path)
     files = _safetensors_files(folder)
@@ -167,7 +200,33 @@ def stored_dtype(path: str) -> np.dtype[Any]:
             # Its load says what is wrong with it.
             continue
 
-    return max(sizes, key=lambda dtype: sizes[dtype], default=np.dtype(np.float32))
+    floats = [dtype for dtype in sizes if dtype == np.float64 or dtype in FLOAT_NAMES]
+    return max(floats, key=lambda dtype: sizes[dtype], default=np.dtype(np.float32))
+
+
+def quantisation_of(folder: Path) -> Scheme | None:
+    """Return how the weights in a folder's safetensors files are quantised, by its config.json, or
+    None if they are not. Raises ModelUnusable.
+    """
+    file = folder / CONFIG
+    if not file.is_file():
+        return None
+
+    scheme = read_scheme(file, read_json(file))
+    if scheme is not None and not _safetensors_files(folder):
+        raise refused(file, "weights in no safetensors file")
+
+    return scheme
+
+
+def quantised_types(path: str) -> dict[str, TensorType | None]:
+    """Return the type of the blocks that hold each quantised weight of a folder, by its name, or
+    None for one that only floats hold. Raises ModelUnusable.
+    """
+    if quantisation_of(Path(path)) is None:
+        return {}
+
+    return Checkpoint(path).types_of_blocks()
 
 
 def stored_types(path: str) -> Counter[TensorType] | None:

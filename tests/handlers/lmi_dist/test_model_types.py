@@ -64,18 +64,20 @@ def test_a_model_that_cannot_run_is_refused_by_the_settings_with_what_can(
     assert str(refusal.value).endswith(RUN_HERE)
 
 
-def test_a_checkpoint_that_is_quantised_already_is_refused_with_its_method(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_quantised_in_another_way_is_refused_with_its_method(
+    tmp_path: Path,
+) -> None:
     model(
         tmp_path,
         "LlamaForCausalLM",
         "llama",
-        quantization_config={"quant_method": "awq", "bits": 4},
+        quantization_config={"quant_method": "fp8"},
     )
     with pytest.raises(ModelUnusable) as refusal:
         resolve_folder(str(tmp_path), {}, {"option.rolling_batch": "lmi-dist"})
 
     assert str(refusal.value) == (
-        f"{tmp_path}/config.json: its weights are quantised already (quantization_config: 'awq'), "
+        f"{tmp_path}/config.json: its weights are quantised already (quantization_config: 'fp8'), "
         f"which lmi-dist does "
         "not read; option.rolling_batch=vllm does"
     )

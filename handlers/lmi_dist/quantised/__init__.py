@@ -1,0 +1,1 @@
+"""Checkpoints whose weights a maker's library has quantised: AWQ, GPTQ and compressed-tensors."""
