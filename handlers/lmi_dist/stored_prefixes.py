@@ -156,12 +156,14 @@ def digest_of_model(config: EngineConfig, folder: str, max_length: int, library:
 
     It reads the weights once more, about a gigabyte in a second.
     """
-    digest = sha256()
-    digest.update(msgspec.json.encode([__version__, config.dtype, config.quantize, max_length]))
+    settings = [__version__, config.dtype, config.quantize, max_length]
+    digest = sha256(msgspec.json.encode(settings))
+
     checkpoint = Checkpoint(folder, allow_pickle=config.allow_pickle)
     # A file of a split model stands for all of them.
     weights = {*checkpoint.files.values(), *checkpoint.folder.glob(f"*{GGUF_SUFFIX}")}
-    for path in (library, checkpoint.folder / "config.json", *sorted(weights)):
+    config_file = checkpoint.folder / "config.json"
+    for path in (library, config_file, *sorted(weights)):
         with open(path, "rb") as file:
             digest.update(file_digest(file, "sha256").digest())
 

@@ -65,11 +65,13 @@ class SeveralModels(Models):
     def __init__(self, front_end: FrontEnd) -> None:
         super().__init__(front_end)
         self.folder = ModelFolder(self.runtime)
+
         # The loads that run in this front end, by the model's folder.
         self._loads: dict[str, asyncio.Task[Service]] = {}
         # Those that `follow` wants, which go on or are done, and the version that it saw last.
         self._followed: dict[str, asyncio.Task[None]] = {}
         self._followed_version: Version | None = None
+
         self._closings: set[asyncio.Task[None]] = set()
 
     @property
