@@ -276,16 +276,20 @@ class Gateway:
         adapter = self.endpoints.adapter(endpoint.name, values.get("InferenceComponentName"))
         headers = exchange.headers_for_container(values, adapter)
         await endpoint.container.check_was_ready()
-        call = endpoint.container.call("POST", path, headers, exchange.payload, timeout_s)
         try:
-            async with call as response:
-                num_header_bytes = num_bytes(response.headers)
-                if num_header_bytes > MAX_HEADER_BYTES:
-                    log.warning("the container's answer has %d bytes of headers", num_header_bytes)
-
-                yield response
+            with endpoint.container.lease() as container:
+                call = container.call("POST", path, headers, exchange.payload, timeout_s)
+                async with call as response:
+                    _warn_of_large_head(response)
+                    yield response
         except ContainerFault as fault:
             raise endpoint.error(fault, exchange.region) from fault
+
+
+def _warn_of_large_head(response: ContainerResponse) -> None:
+    num_header_bytes = num_bytes(response.headers)
+    if num_header_bytes > MAX_HEADER_BYTES:
+        log.warning("the container's answer has %d bytes of headers", num_header_bytes)
 
 
 def _endpoints(settings: GatewaySettings) -> EndpointTable:

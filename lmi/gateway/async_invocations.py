@@ -172,11 +172,10 @@ class AsyncInvocations:
                 else:
                     body = await run_in_thread(self._inputs.read, job.input)
 
-                call = job.endpoint.container.call(
-                    "POST", "/invocations", job.headers, body, job.timeout_s
-                )
-                async with call as response:
-                    return job.succeeded(response, await response.read())
+                with job.endpoint.container.lease() as container:
+                    call = container.call("POST", "/invocations", job.headers, body, job.timeout_s)
+                    async with call as response:
+                        return job.succeeded(response, await response.read())
         except (TimeoutError, OutOfTime):
             raise job.error(STOPPED if self._is_stopping else TIMED_OUT) from None
         except (ContainerFault, StoreError) as error:

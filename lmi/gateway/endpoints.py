@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
@@ -17,17 +17,10 @@ import msgspec
 from msgspec import Meta
 
 from lmi.errors import shorten
-from lmi.gateway.container import (
-    Container,
-    ContainerFault,
-    ContainerResponse,
-    OutOfTime,
-    Unreachable,
-)
+from lmi.gateway.container import Container, ContainerFault, OutOfTime, Unreachable
 from lmi.gateway.errors import ACCOUNT, AwsError, cut, invalid, model_error, unavailable
 from lmi.gateway.exchange import VARIANT
 from lmi.gateway.members import ENDPOINT_NAME
-from lmi.http.exchange import Header
 
 # It stands in place of an endpoint's name.
 ANY = ""
@@ -54,15 +47,10 @@ class CalledContainer(Protocol):
     async def status(self) -> tuple[str, str]:
         """Return AWS's EndpointStatus, and why it failed."""
 
-    def call(
-        self,
-        method: str,
-        path: str,
-        headers: Iterable[Header] = (),
-        body: bytes = b"",
-        timeout_s: float = 60.0,
-    ) -> AbstractAsyncContextManager[ContainerResponse]:
-        """As Container.call."""
+    def lease(self) -> AbstractContextManager[Container]:
+        """Return the container for one call, which is not ended in the block. Raises Unreachable if
+        there is none.
+        """
 
 
 class WatchedContainer(Container):
@@ -99,6 +87,10 @@ class WatchedContainer(Container):
             lost_s = time.monotonic() - self._lost_since_s
 
         return "OutOfService" if lost_s >= self.out_of_service_s else "InService", ""
+
+    def lease(self) -> AbstractContextManager[Container]:
+        """Return this container, which nobody here ends."""
+        return nullcontext(self)
 
     async def _ping(self) -> tuple[int, str]:
         """Return the status of /ping and its body, or 0 and the reason."""

@@ -343,8 +343,9 @@ class LoadedModels:
             headers.append(("Content-Type", "application/json"))
             body = msgspec.json.encode(document)
 
-        async with self._container.call(method, path, headers, body, timeout_s) as response:
-            return response.status, await response.read()
+        with self._container.lease() as container:
+            async with container.call(method, path, headers, body, timeout_s) as response:
+                return response.status, await response.read()
 
 
 def _link_out_of(source: Path, files: Path) -> Path | None:

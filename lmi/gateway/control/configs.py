@@ -3,11 +3,13 @@ traffic.
 """
 
 from lmi.gateway.control.fleet import sizes_of
-from lmi.gateway.control.listing import page
 from lmi.gateway.control.models import container_of
+from lmi.gateway.control.plain_resources import PlainResources
 from lmi.gateway.control.plane import Plane
-from lmi.gateway.control.resources import CONFIG, Deployment, Resource, check_name, common
+from lmi.gateway.control.resources import CONFIG, Deployment, check_name
 from lmi.gateway.control.service_model import Members, invalid
+
+CONFIGS = PlainResources(CONFIG, lambda store: store.configs)
 
 
 def create(plane: Plane, members: Members, region: str) -> Members:
@@ -28,24 +30,7 @@ def create(plane: Plane, members: Members, region: str) -> Members:
     if num_models not in (0, len(variants)):
         raise invalid("Either every production variant must have a ModelName, or none.")
 
-    resource = Resource(**common(CONFIG, members, region))
-    plane.store.configs.add(resource)
-    return resource.described(CONFIG)
-
-
-def describe(plane: Plane, members: Members, region: str) -> Members:
-    return plane.store.configs.find(members["EndpointConfigName"], region).described(CONFIG)
-
-
-def list_all(plane: Plane, members: Members, region: str) -> Members:
-    return page(CONFIG, plane.store.configs, members, lambda resource: resource.described(CONFIG))
-
-
-def delete(plane: Plane, members: Members, region: str) -> Members:
-    name = members["EndpointConfigName"]
-    plane.store.configs.find(name, region)
-    plane.store.configs.remove(name)
-    return {}
+    return CONFIGS.create(plane, members, region)
 
 
 def deployment(plane: Plane, name: str, region: str) -> Deployment:

@@ -2,20 +2,19 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import orjson
 
-from lmi.gateway.container import Container, ContainerFault, ContainerResponse, Unreachable
+from lmi.gateway.container import Container, ContainerFault, Unreachable
 from lmi.gateway.control.definition import Definitions, Launch
 from lmi.gateway.control.instance import Instance, InstanceFailed
 from lmi.gateway.control.service_model import Members
 from lmi.gateway.errors import AwsError, unavailable
 from lmi.gateway.target_models import LoadFailed
 from lmi.gateway.threads import run_in_thread
-from lmi.http.exchange import Header
 
 # SageMaker's, where a configuration names no other.
 STARTUP_TIMEOUT_S = 480
@@ -197,20 +196,11 @@ class GroupContainer:
         """Return AWS's EndpointStatus, and why it failed."""
         return self._status, ""
 
-    @asynccontextmanager
-    async def call(
-        self,
-        method: str,
-        path: str,
-        headers: Iterable[Header] = (),
-        body: bytes = b"",
-        timeout_s: float = 60.0,
-    ) -> AsyncIterator[ContainerResponse]:
-        """As Container.call, at the instance with the fewest requests."""
-        instance = self._find().pick()
-        with instance.lease() as container:
-            async with container.call(method, path, headers, body, timeout_s) as response:
-                yield response
+    def lease(self) -> AbstractContextManager[Container]:
+        """Lease the container of the instance with the fewest requests. Raises Unreachable if none
+        is ready.
+        """
+        return self._find().pick().lease()
 
 
 async def _load(container: Container, name: str, folder: Path) -> None:

@@ -1,32 +1,17 @@
 """Operations of models: what is to run, as containers."""
 
-from lmi.gateway.control.listing import page
+from lmi.gateway.control.plain_resources import PlainResources
 from lmi.gateway.control.plane import Plane
-from lmi.gateway.control.resources import MODEL, Resource, common
+from lmi.gateway.control.resources import MODEL, Resource
 from lmi.gateway.control.service_model import Members, invalid
+
+MODELS = PlainResources(MODEL, lambda store: store.models)
 
 
 def create(plane: Plane, members: Members, region: str) -> Members:
     container = _container(members)
     plane.definitions.check(container)
-    resource = Resource(**common(MODEL, members, region))
-    plane.store.models.add(resource)
-    return resource.described(MODEL)
-
-
-def describe(plane: Plane, members: Members, region: str) -> Members:
-    return plane.store.models.find(members["ModelName"], region).described(MODEL)
-
-
-def list_all(plane: Plane, members: Members, region: str) -> Members:
-    return page(MODEL, plane.store.models, members, lambda resource: resource.described(MODEL))
-
-
-def delete(plane: Plane, members: Members, region: str) -> Members:
-    name = members["ModelName"]
-    plane.store.models.find(name, region)
-    plane.store.models.remove(name)
-    return {}
+    return MODELS.create(plane, members, region)
 
 
 def container_of(resource: Resource) -> Members:

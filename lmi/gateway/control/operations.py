@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 from lmi.gateway.control import components, configs, endpoints, models, tags
+from lmi.gateway.control.configs import CONFIGS
+from lmi.gateway.control.models import MODELS
 from lmi.gateway.control.plane import Plane
 from lmi.gateway.control.service_model import Members
 
@@ -15,18 +17,18 @@ OPERATIONS: dict[str, Operation] = {
     "CreateInferenceComponent": components.create,
     "CreateModel": models.create,
     "DeleteEndpoint": endpoints.delete,
-    "DeleteEndpointConfig": configs.delete,
+    "DeleteEndpointConfig": CONFIGS.delete,
     "DeleteInferenceComponent": components.delete,
-    "DeleteModel": models.delete,
+    "DeleteModel": MODELS.delete,
     "DeleteTags": tags.delete,
     "DescribeEndpoint": endpoints.describe,
-    "DescribeEndpointConfig": configs.describe,
+    "DescribeEndpointConfig": CONFIGS.describe,
     "DescribeInferenceComponent": components.describe,
-    "DescribeModel": models.describe,
-    "ListEndpointConfigs": configs.list_all,
+    "DescribeModel": MODELS.describe,
+    "ListEndpointConfigs": CONFIGS.list_all,
     "ListEndpoints": endpoints.list_all,
     "ListInferenceComponents": components.list_all,
-    "ListModels": models.list_all,
+    "ListModels": MODELS.list_all,
     "ListTags": tags.list_all,
     "UpdateEndpoint": endpoints.update,
     "UpdateEndpointWeightsAndCapacities": endpoints.update_weights,
