@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import platform
 import re
 import tarfile
 import zlib
@@ -101,10 +102,12 @@ def unpack(
 
     `count` gets the bytes of the archive that were read. `check_room` gets the size of each member
     before it is written. Raises SecurityRefused for a member that leaves the folder or is not a
-    file, folder or link, and ModelUnusable for a broken archive. Messages begin with `name`, which
-    is the archive's path unless it is given.
+    file, folder or link, and ModelUnusable for a broken archive or a Python that cannot refuse
+    such members. Messages begin with `name`, which is the archive's path unless it is given.
     """
     subject = name or str(archive)
+    _check_python(subject)
+
     with _opened(archive, subject) as (_, tar):
         for member in _counted(tar, subject, max_members):
             if member.offset_data + member.size > COUNTED_BYTES:
@@ -142,6 +145,15 @@ def check_readable(name: str) -> None:
     """Raise ModelUnusable if the package is missing that unpacks an archive of this name."""
     if name.lower().endswith(".zst") and find_spec(ZSTANDARD) is None:
         raise _missing(name)
+
+
+def _check_python(subject: str) -> None:
+    """Raise ModelUnusable where tarfile has no filter, as in the Python 3.11.2 of Debian 12."""
+    if not hasattr(tarfile, "data_filter"):
+        version = platform.python_version()
+        raise ModelUnusable(
+            f"{subject}: Python {version} cannot unpack an archive safely, 3.11.4 and newer can"
+        )
 
 
 def _missing(subject: str) -> ModelUnusable:

@@ -231,6 +231,22 @@ def test_a_zstd_archive_without_the_package_names_the_command(tmp_path: Path) ->
     assert "a.tar.zst: the library zstandard is not installed, which unpacks zstd" in done.stderr
 
 
+def test_a_python_that_cannot_refuse_a_hostile_member_unpacks_nothing(tmp_path: Path) -> None:
+    archive = packed(tmp_path / "a.tar.gz", ["a"])
+    # As in the Python 3.11.2 of Debian 12
+    code = (
+        "import pathlib, sys, tarfile; del tarfile.data_filter; "
+        "from lmi.sources.archive import unpack; "
+        "unpack(*map(pathlib.Path, sys.argv[1:]))"
+    )
+
+    command = [sys.executable, "-c", code, str(archive), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert "cannot unpack an archive safely, 3.11.4 and newer can" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @PACKED
 def test_an_archive_that_was_cut_anywhere_is_broken(
     tmp_path: Path, pack: Callable[[bytes], bytes]
