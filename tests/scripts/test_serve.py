@@ -32,11 +32,12 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """What a clone of the working tree would have."""
+    """What a clone of the working tree would have, and the kernels, which CI builds before."""
     files = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    for name in files.split("\0"):
+    kernels = [str(path.relative_to(ROOT)) for path in ROOT.glob("handlers/lmi_dist/native/*.so")]
+    for name in [*files.split("\0"), *kernels]:
         if name and (ROOT / name).is_file():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tmp_path / name)
