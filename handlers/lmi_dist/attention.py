@@ -1,8 +1,9 @@
-"""The attention of one step with torch, in calls that read keys and values where they lie.
+"""The attention of one step with torch.
 
-Slots are read through views and never gathered: reading scattered blocks would copy the whole cache
-in every layer of every step. Decodes are computed in groups of neighbouring slots: one call with a
-mask where the sequences differ in length. Prompt chunks are computed one by one.
+The rows of a step are cut into calls of torch's kernel, which reads keys and values where they lie:
+to gather them would copy the whole cache in every layer of every step. One call computes the
+decodes of a group of neighbouring slots, with a mask where their lengths differ. Each prompt chunk
+has a call of its own.
 """
 
 import math
@@ -26,24 +27,26 @@ _SPLIT_BYTES = 400_000
 
 @dataclass(slots=True)
 class AttentionCall:
-    """One call of the kernel: of the chunk in each of the slots, its last `num_queries` tokens."""
+    """One call of the kernel, which answers the last tokens of the chunks of some slots."""
 
     slots: range
-    # The positions in each of the slots.
+    # The positions of keys and values that are read of each slot.
     positions: range
-    # The rows of the queries, and of their answers, from `first_row` up to but without `end_row`.
+    # The rows of the queries, and of their answers: `end_row` is behind the last one.
     first_row: int
     end_row: int
-    # The queries of each slot.
+    # How many queries each slot has.
     num_queries: int
-    # Each query sees the positions up to its own. The first query is at position 0.
+    # Whether the queries begin at position 0, and each sees the positions up to its own.
     is_causal: bool
     # (slots, 1, queries, positions), 0 or -inf
     mask: Tensor | None = None
-    # (slots,): the rows of the queries if slots without one lie between.
-    queries: Tensor | None = None
-    # (end_row - first_row,): in that case the slots whose answers are kept.
-    answers: Tensor | None = None
+
+    # These two are set where slots without a query lie between the others.
+    # (slots,): a row of queries for each slot.
+    query_rows: Tensor | None = None
+    # (end_row - first_row,): the places in `slots` of those that have a query.
+    answered_slots: Tensor | None = None
 
 
 class KeysValues(NamedTuple):
@@ -54,7 +57,7 @@ class KeysValues(NamedTuple):
 
 
 class _CallsKey(NamedTuple):
-    """What layers must have in common to share their calls."""
+    """What two layers must have in common to make the same calls."""
 
     window: int | None
     is_wanted: bool
@@ -95,7 +98,10 @@ class Attention:
             return queries.flatten(1)
 
         answers = [self._answer(call, queries, how) for call in calls]
-        return answers[0] if len(answers) == 1 else torch.cat(answers)
+        if len(answers) == 1:
+            return answers[0]
+
+        return torch.cat(answers)
 
     def _answer(self, call: AttentionCall, queries: Tensor, how: Attend) -> Tensor:
         """Return the answers of the rows of one call, (end_row - first_row, heads * head_dim), from
@@ -105,13 +111,17 @@ class Attention:
         if call.num_queries == 1:
             return self._answer_decodes(call, queries, cached, how)
 
+        rows = queries[call.first_row : call.end_row]
         # (1, heads, queries, head_dim)
-        heads = queries[call.first_row : call.end_row].transpose(0, 1)[None]
-        answers = _attend(heads, cached, call, how)
-        return answers[0].transpose(0, 1).flatten(1)
+        queries_of_slot = rows.transpose(0, 1).unsqueeze(0)
+        answers_of_slot = _attend(queries_of_slot, cached, call, how)
+
+        # (heads, queries, head_dim)
+        answers = answers_of_slot.squeeze(0)
+        return answers.transpose(0, 1).flatten(1)
 
     def _cached_by(self, call: AttentionCall, layer: int) -> KeysValues:
-        """The keys and values of the positions of a call, as views."""
+        """Return the keys and values of a layer that a call reads, as views."""
         slots = slice(call.slots.start, call.slots.stop)
         positions = slice(call.positions.start, call.positions.stop)
 
@@ -126,29 +136,29 @@ class Attention:
         """Return the answers of a call with one query for each slot, from the queries of all
         rows.
         """
-        if call.queries is None:
+        if call.query_rows is None:
             rows = queries[call.first_row : call.end_row]
         else:
-            rows = queries.index_select(0, call.queries)
+            rows = queries.index_select(0, call.query_rows)
 
-        # (slots, kv_heads, queries of a key head, head_dim)
+        # (slots, kv_heads, heads that share a key head, head_dim)
         groups = rows.unflatten(1, (self._kv.num_kv_heads, -1))
-        num_queries = groups.shape[2]
-        if num_queries % 2 and num_queries > 1:
+        group_size = groups.shape[2]
+        if group_size % 2 and group_size > 1:
             # torch is up to twice as fast with an even number.
             groups = functional.pad(groups, (0, 0, 0, 1))
 
         padded_answers = _attend(groups, cached, call, how)
-        answers = padded_answers[:, :, :num_queries].flatten(1)
-        if call.answers is None:
+        answers = padded_answers[:, :, :group_size].flatten(1)
+        if call.answered_slots is None:
             return answers
 
-        return answers.index_select(0, call.answers)
+        return answers.index_select(0, call.answered_slots)
 
     def _plan_calls(self, window: int | None, is_wanted: bool) -> Iterator[AttentionCall]:
         """Yield the calls of a layer, in the order of rows.
 
-        With `is_wanted` only the last tokens of a chunk are rows.
+        With `is_wanted` only the tokens whose logits are wanted have rows.
         """
         decodes = [chunk for chunk in self._plan.decodes if chunk.num_logits or not is_wanted]
         for start, end in self._split(decodes):
@@ -163,19 +173,21 @@ class Attention:
             row += num_queries
 
     def _split(self, decodes: Sequence[Chunk]) -> list[tuple[int, int]]:
-        """Cut the decodes where padding them together would cost more than one more call.
+        """Cut the decodes into groups of neighbouring slots. Returns the start and end of each.
 
-        Returns the start and end of each group among them.
+        A call reads as many keys of each of its slots as the longest sequence has. A group ends
+        where the next sequence would add more keys to it than one more call costs.
         """
-        spare_keys = _SPLIT_BYTES // self._kv.bytes_per_key
+        num_keys_of_call = _SPLIT_BYTES // self._kv.bytes_per_key
         starts: list[int] = []
+        # The slots of the group, and the length of its longest sequence.
         first_slot = 0
         end_slot = 0
         longest = 0
         for index, chunk in enumerate(decodes):
-            num_together = (chunk.slot + 1 - first_slot) * max(longest, chunk.end)
-            num_apart = (end_slot - first_slot) * longest + chunk.end
-            if not starts or num_together > num_apart + spare_keys:
+            num_keys_together = (chunk.slot + 1 - first_slot) * max(longest, chunk.end)
+            num_keys_apart = (end_slot - first_slot) * longest + chunk.end
+            if not starts or num_keys_together > num_keys_apart + num_keys_of_call:
                 starts.append(index)
                 first_slot = chunk.slot
                 longest = 0
@@ -189,12 +201,13 @@ class Attention:
         self, chunks: Sequence[Chunk], num_queries: int, first_row: int, window: int | None
     ) -> AttentionCall:
         """Return the call for the last tokens of each chunk, whose rows begin at `first_row`."""
-        ends = {chunk.slot: chunk.end for chunk in chunks}
-        least_end = min(ends.values())
-        end = max(ends.values())
+        end_of_slot = {chunk.slot: chunk.end for chunk in chunks}
+        least_end = min(end_of_slot.values())
+        end = max(end_of_slot.values())
         start = 0
         if window is not None:
-            start = max(0, least_end - num_queries + 1 - window)
+            first_query = least_end - num_queries
+            start = max(0, first_query + 1 - window)
 
         # A causal call of a whole prompt needs no mask.
         is_whole_prompt = start == 0 and num_queries == end
@@ -210,31 +223,37 @@ class Attention:
             is_causal=is_causal,
         )
         if not is_causal and (num_queries > 1 or least_end < end):
-            call.mask = self._mask(call, ends, window)
+            call.mask = self._mask(call, end_of_slot, window)
 
         if len(slots) > len(chunks):
-            rows = {slot: first_row + index for index, slot in enumerate(ends)}
-            call.queries = self._indices(rows.get(slot, first_row) for slot in slots)
-            call.answers = self._indices(slot - slots.start for slot in ends)
+            row_of_slot = {slot: first_row + index for index, slot in enumerate(end_of_slot)}
+            # The answer of a slot without a query is dropped, so any row will do.
+            call.query_rows = self._indices(row_of_slot.get(slot, first_row) for slot in slots)
+            call.answered_slots = self._indices(slot - slots.start for slot in end_of_slot)
 
         return call
 
-    def _mask(self, call: AttentionCall, ends: dict[int, int], window: int | None) -> Tensor:
+    def _mask(self, call: AttentionCall, end_of_slot: dict[int, int], window: int | None) -> Tensor:
         """Return the mask of the last queries of each slot, (slots, 1, queries, positions).
 
-        `ends` has for each slot with a query how many positions it has.
+        `end_of_slot` has the number of positions of each slot that has a query.
         """
         device = self._kv.device
-        visible = call.positions
-        end_of_slot = self._indices(ends.get(slot, visible.stop) for slot in call.slots)
-        distances = torch.arange(-call.num_queries, 0, device=device)
-        # The position of each query, (slots, 1, queries, 1).
-        queries = (end_of_slot[:, None] + distances)[:, None, :, None]
-        positions = torch.arange(visible.start, visible.stop, device=device)
+        start = call.positions.start
+        stop = call.positions.stop
 
-        is_hidden = positions > queries
+        # (slots,)
+        ends = self._indices(end_of_slot.get(slot, stop) for slot in call.slots)
+        # (queries,)
+        distances = torch.arange(-call.num_queries, 0, device=device)
+        # (slots, 1, queries, 1)
+        query_positions = (ends[:, None] + distances)[:, None, :, None]
+        # (positions,)
+        key_positions = torch.arange(start, stop, device=device)
+
+        is_hidden = key_positions > query_positions
         if window is not None:
-            is_hidden |= positions <= queries - window
+            is_hidden |= key_positions <= query_positions - window
 
         mask = torch.zeros(is_hidden.shape, dtype=self._kv.dtype, device=device)
         return mask.masked_fill_(is_hidden, -math.inf)
@@ -243,15 +262,16 @@ class Attention:
         return torch.tensor(list(numbers), device=self._kv.device)
 
 
-def _attend(query: Tensor, cached: KeysValues, call: AttentionCall, how: Attend) -> Tensor:
-    """Attend with queries (slots, heads, queries, head_dim) to keys and values that may have fewer
-    heads.
+def _attend(queries: Tensor, cached: KeysValues, call: AttentionCall, how: Attend) -> Tensor:
+    """Return the answers to queries, both (slots, heads, queries, head_dim).
+
+    Keys and values may have fewer heads, each for as many neighbouring heads of the queries.
     """
     if how.softcap is not None:
-        return _attend_capped(query, cached, call, how.scale, how.softcap)
+        return _attend_capped(queries, cached, call, how.scale, how.softcap)
 
     return functional.scaled_dot_product_attention(
-        query,
+        queries,
         cached.keys,
         cached.values,
         attn_mask=call.mask,
@@ -262,15 +282,15 @@ def _attend(query: Tensor, cached: KeysValues, call: AttentionCall, how: Attend)
 
 
 def _attend_capped(
-    query: Tensor, cached: KeysValues, call: AttentionCall, scale: float, softcap: float
+    queries: Tensor, cached: KeysValues, call: AttentionCall, scale: float, softcap: float
 ) -> Tensor:
-    """Attend with scores that stay between -`softcap` and `softcap`, which torch has no call
-    for.
+    """Attend with scores that stay between -`softcap` and `softcap`, for which torch has no
+    call.
     """
     num_slots, num_kv_heads, _, head_dim = cached.keys.shape
-    # The queries of a key head are in one product.
-    folded = query.reshape(num_slots, num_kv_heads, -1, head_dim)
-    scores = torch.matmul(folded, cached.keys.mT)
+    # The queries of all heads that share a key head are in one product.
+    folded_queries = queries.reshape(num_slots, num_kv_heads, -1, head_dim)
+    scores = torch.matmul(folded_queries, cached.keys.mT)
     scores.mul_(scale / softcap)
     scores.tanh_()
     scores.mul_(softcap)
@@ -286,4 +306,5 @@ def _attend_capped(
 
     weights = scores.softmax(dim=-1, dtype=torch.float32)
     weights = weights.to(cached.values.dtype)
-    return torch.matmul(weights, cached.values).view(query.shape)
+    answers = torch.matmul(weights, cached.values)
+    return answers.view(queries.shape)

@@ -1,10 +1,14 @@
-"""Which blocks of the key-value cache each running sequence holds, in a table for its slot. Plain
-Python.
+"""Which blocks of the key-value cache each running sequence holds. Plain Python.
 
-At admission a sequence is promised all blocks that its prompt needs, and takes them as the prompt
-is computed. Where a runner reads blocks, one may be in several tables. A block that only the tree
-by content has is idle: it counts as free, and is taken when no block is empty. For a runner with
-slots a block is only a unit of the budget.
+Each slot has a table of blocks, in the order of the sequence's tokens. At admission a sequence is
+promised all blocks that its prompt needs; it takes them while the prompt is computed.
+
+Sequences with the same beginning share the blocks that hold it: a tree finds blocks by their
+tokens. A block that is in the tree and in no table is idle. It counts as free, but it is taken only
+when no other block is left.
+
+A runner may instead keep each sequence in one piece of memory. Then nothing is shared, and a block
+is only a unit in which memory is counted.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from handlers.lmi_dist.cached_blocks import Match, Parent, PrefixTree, Root, Tokens, num_equal
 from handlers.lmi_dist.idle_blocks import IdleBlocks, Retention
+from handlers.lmi_dist.plan import BlockCopy
 
 if TYPE_CHECKING:
     from handlers.lmi_dist.cache_events import CacheEvents
@@ -25,14 +30,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Holding:
-    """What a slot holds. The first `num_stored` blocks of its table are full and in the tree."""
+    """What a slot holds."""
 
-    # The blocks that the prompt needs.
-    num_wanted: int = 0
-    # The blocks that it will take.
-    num_promised: int = 0
-    num_stored: int = 0
     table: list[int] = field(default_factory=list)
+    # How many blocks the prompt needs in all.
+    num_for_prompt: int = 0
+    # How many more blocks are kept free for this slot.
+    num_promised: int = 0
+    # How many blocks at the start of the table are full and in the tree.
+    num_stored: int = 0
 
 
 class Slots(Protocol):
@@ -48,10 +54,7 @@ class Slots(Protocol):
 
 
 class KvCache:
-    """The tables of all slots.
-
-    `slots`: of a runner that reads no tables, and so shares no blocks.
-    """
+    """The tables of all slots, and the blocks that are in none."""
 
     def __init__(
         self,
@@ -65,16 +68,21 @@ class KvCache:
         stored: StoredPrefixes | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`slots`: the memory of a runner that reads no tables, so that no blocks are shared.
+
+        `events` and `stored` are told of the full blocks that come into the tree and leave it;
+        `stored` also has blocks on disk, from which `restore` reads.
+        """
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
         self.shares_blocks = slots is None
         self.reuses_prefixes = reuses_prefixes and self.shares_blocks
 
-        # Blocks that were taken so far.
+        # Counts since the start, for statistics: blocks that were taken,
         self.num_new_blocks = 0
-        # Blocks of the tree, or of a fork, that were shared so far.
+        # blocks that were shared instead, and
         self.num_reused_blocks = 0
-        # Blocks of prompts that were taken new so far.
+        # blocks that were taken for a prompt.
         self.num_missed_blocks = 0
 
         # By slot.
@@ -82,22 +90,23 @@ class KvCache:
         # A heap: the lowest slot first keeps the active slots dense.
         self._free_slots = list(range(num_slots))
 
-        # A stack of blocks that have no memory yet.
-        self._new = list(range(num_blocks - 1, -1, -1))
-        # So many of the new blocks have no memory to take.
+        # A stack of the blocks that have no memory yet.
+        self._new_blocks = list(range(num_blocks - 1, -1, -1))
+        # How many of the new blocks must not be taken, since memory is short.
         self._num_withheld = 0
-        # A stack of blocks that have memory.
-        self._empty: list[int] = []
-        self._idle = IdleBlocks(now_s)
+        # A stack of the blocks that have memory and hold nothing.
+        self._empty_blocks: list[int] = []
+        # The blocks that are in the tree and in no table.
+        self._idle_blocks = IdleBlocks(now_s)
 
-        # How many tables and copies need each block.
+        # By block: how many tables and copies need it.
         self._num_references = [0] * num_blocks
-        # By slot: the blocks that the next step copies from and to.
-        self._copies: dict[int, tuple[int, int]] = {}
+        # By slot: what the next step copies first.
+        self._copies: dict[int, BlockCopy] = {}
+
         self._tree = PrefixTree(tokens_per_block)
         self._slots = slots
         self._stored = stored
-        # They are told of full blocks that come into the tree and leave it.
         self._watchers: list[CacheEvents | StoredPrefixes] = []
         for watcher in (events, stored):
             if watcher is not None:
@@ -110,10 +119,14 @@ class KvCache:
 
     @property
     def num_free_blocks(self) -> int:
-        """How many blocks nobody has or was promised. Below 0 where memory was withheld since."""
+        """How many blocks may be promised or taken.
+
+        Below 0 where memory was withheld after it was promised.
+        """
         num_promised = sum([holding.num_promised for holding in self._holdings])
-        num_new = len(self._new) - self._num_withheld
-        return len(self._empty) + num_new + len(self._idle) - num_promised
+        num_new = len(self._new_blocks) - self._num_withheld
+        num_unused = num_new + len(self._empty_blocks) + len(self._idle_blocks)
+        return num_unused - num_promised
 
     @property
     def num_used_blocks(self) -> int:
@@ -130,11 +143,11 @@ class KvCache:
         """How many blocks have no memory yet: nothing was ever written to them, or it was given
         back.
         """
-        return len(self._new)
+        return len(self._new_blocks)
 
     @property
-    def copies(self) -> list[tuple[int, int]]:
-        """From block, to block: what the next step has to copy first."""
+    def copies(self) -> list[BlockCopy]:
+        """The blocks that the next step copies first."""
         return list(self._copies.values())
 
     def table(self, slot: int) -> list[int]:
@@ -156,15 +169,19 @@ class KvCache:
         num_kept: int = 0,
         num_slots: int = 1,
     ) -> bool:
-        """Whether `num_slots` are free, and blocks for `num_tokens` with `num_kept` blocks to
-        spare.
+        """Whether there are slots and blocks for a sequence of `num_tokens`.
 
-        `shared` are blocks with the first of the tokens. Those that are idle count as free before
-        and as used after. `num_later` blocks will be shared by `fork`.
+        `shared`: blocks that hold its first tokens already. An idle one of them costs a free block,
+        a used one costs nothing.
+        `num_later`: how many of its blocks `fork` will share with it later, at no cost.
+        `num_kept`: how many blocks must stay free beside it.
         """
+        if len(self._free_slots) < num_slots:
+            return False
+
         num_used = sum(1 for block in shared if self._num_references[block])
-        num_needed = self.num_blocks_for(num_tokens) - num_later - num_used + num_kept
-        return len(self._free_slots) >= num_slots and num_needed <= self.num_free_blocks
+        num_more = self.num_blocks_for(num_tokens) - num_later - num_used
+        return num_more + num_kept <= self.num_free_blocks
 
     def allocate(self, num_tokens: int, shared: SequenceOf[int] = (), *, num_later: int = 0) -> int:
         """Promise the lowest free slot blocks for `num_tokens`, and return it.
@@ -173,8 +190,10 @@ class KvCache:
         """
         assert self.can_allocate(num_tokens, shared, num_later=num_later)
         slot = heapq.heappop(self._free_slots)
-        num_wanted = self.num_blocks_for(num_tokens)
-        self._holdings[slot] = Holding(num_wanted, num_wanted - num_later)
+        num_blocks = self.num_blocks_for(num_tokens)
+        self._holdings[slot] = Holding(
+            num_for_prompt=num_blocks, num_promised=num_blocks - num_later
+        )
         self.share(slot, shared)
         return slot
 
@@ -182,7 +201,9 @@ class KvCache:
         """Take promised blocks until the table has room for `num_tokens` in all."""
         holding = self._holdings[slot]
         while len(holding.table) < self.num_blocks_for(num_tokens):
-            self.num_missed_blocks += len(holding.table) < holding.num_wanted
+            if len(holding.table) < holding.num_for_prompt:
+                self.num_missed_blocks += 1
+
             holding.table.append(self._take())
             holding.num_promised -= 1
 
@@ -203,10 +224,10 @@ class KvCache:
     def free(self, slot: int) -> None:
         """Free a slot and its blocks."""
         self._drop_copy(slot)
-        holding = self._holdings[slot]
+        table = self._holdings[slot].table
         self._holdings[slot] = Holding()
-        # The last is the first, so that a block is idle before what it lies below.
-        for block in reversed(holding.table):
+        # The last block is idle first, and so is evicted before the one that it follows.
+        for block in reversed(table):
             self._release(block)
 
         if self._slots is not None:
@@ -217,44 +238,43 @@ class KvCache:
     # Memory.
 
     def withhold(self, num_blocks: int) -> None:
-        """Let so many of the new blocks not be taken for now.
+        """Forbid to take so many of the new blocks, until the next call.
 
-        More than are free may then be promised.
+        It may leave fewer free blocks than are promised.
         """
-        self._num_withheld = min(max(num_blocks, 0), len(self._new))
+        self._num_withheld = min(max(num_blocks, 0), len(self._new_blocks))
 
     def give_back(self, num_blocks: int) -> list[int]:
-        """Take the memory of up to `num_blocks` blocks that nobody uses, first of those that hold
-        nothing.
+        """Make up to `num_blocks` unused blocks new again, empty ones first.
 
-        They are new again. Returns them.
+        Returns those whose memory is not needed any more. They are withheld.
         """
-        num_unused = len(self._empty) + len(self._idle)
-        blocks = [self._unused() for _ in range(min(num_blocks, num_unused))]
-        self._new += blocks
+        num_unused = len(self._empty_blocks) + len(self._idle_blocks)
+        blocks = [self._take_unused() for _ in range(min(num_blocks, num_unused))]
+        self._new_blocks += blocks
         self._num_withheld += len(blocks)
         return blocks
 
     def give_back_idle(self, since_s: float, *, with_empty: bool) -> list[int]:
-        """Take the memory of the blocks that nobody has used since a time, as `now_s` counts it.
+        """Make the blocks new again that nobody has used since a time, as `now_s` counts it.
 
-        They are new again. `with_empty`: also of those that hold nothing. Returns them.
+        `with_empty`: the empty ones too. Returns those whose memory is not needed any more.
         """
         blocks: list[int] = []
         if with_empty:
-            blocks += self._empty
-            self._empty = []
+            blocks += self._empty_blocks
+            self._empty_blocks = []
 
-        while self._idle.is_first_older(since_s):
+        while self._idle_blocks.is_first_older(since_s):
             blocks.append(self._evict())
 
-        self._new += blocks
+        self._new_blocks += blocks
         return blocks
 
     # Sharing.
 
     def find(self, root: Root, token_ids: list[int], end: int) -> Match:
-        """Blocks with the longest known beginning of `token_ids[:end]`: see `PrefixTree.find`."""
+        """Return the blocks of the longest known beginning of `token_ids[:end]`."""
         if not self.reuses_prefixes:
             return Match([])
 
@@ -263,51 +283,60 @@ class KvCache:
     def restore(
         self, root: Root, token_ids: list[int], end: int, *, may_go_on: Callable[[], bool]
     ) -> bool:
-        """Bring the blocks back that the disk has of `token_ids[:end]` behind those of the tree.
+        """Read the blocks from the disk that follow those of the tree in `token_ids[:end]`.
 
-        They are idle then. Returns False if more would follow but `may_go_on`, which is asked
-        after each block, says no.
+        They are idle then. `may_go_on` is asked after each block; False if it said no while blocks
+        may follow.
         """
-        stored = self._stored
-        if stored is None or not self.reuses_prefixes:
+        if self._stored is None or not self.reuses_prefixes:
             return True
 
-        size = self.tokens_per_block
         blocks = self._tree.find(root, token_ids, end).blocks
         # None of them may be evicted for those that follow.
         for block in blocks:
             self._hold(block)
 
-        is_whole = True
-        while (len(blocks) + 1) * size <= end and self.num_free_blocks > 0:
-            start = len(blocks) * size
-            tokens = tuple(token_ids[start : start + size])
-            parent = blocks[-1] if blocks else None
-            if not stored.has(root, parent, tokens):
+        num_full_blocks = end // self.tokens_per_block
+        is_done = True
+        while len(blocks) < num_full_blocks and self.num_free_blocks > 0:
+            next_block = self._read_next(self._stored, root, token_ids, blocks)
+            if next_block is None:
                 break
 
-            block = self._take()
-            if not stored.read(root, parent, tokens, block):
-                self._release(block)
-                break
-
-            self._tree.insert(root if parent is None else parent, tokens, block)
-            self._tell(root, parent, tokens, block)
-            blocks.append(block)
+            blocks.append(next_block)
             if not may_go_on():
-                is_whole = False
+                is_done = False
                 break
 
         for block in reversed(blocks):
             self._release(block)
 
-        return is_whole
+        return is_done
+
+    def _read_next(
+        self, stored: StoredPrefixes, root: Root, token_ids: list[int], blocks: list[int]
+    ) -> int | None:
+        """Read the block that follows `blocks`, which begin the sequence, and put it into the tree.
+
+        Returns None if the disk does not have it.
+        """
+        start = len(blocks) * self.tokens_per_block
+        tokens = tuple(token_ids[start : start + self.tokens_per_block])
+        previous = blocks[-1] if blocks else None
+        if not stored.has(root, previous, tokens):
+            return None
+
+        block = self._take()
+        if not stored.read(root, previous, tokens, block):
+            self._release(block)
+            return None
+
+        self._tree.insert(root if previous is None else previous, tokens, block)
+        self._tell_stored(root, previous, tokens, block)
+        return block
 
     def share(self, slot: int, blocks: SequenceOf[int]) -> None:
-        """Begin the table with these full blocks.
-
-        They replace blocks with the same or fewer tokens.
-        """
+        """Make these full blocks the first ones of the table, in place of those that are there."""
         if not blocks:
             return
 
@@ -317,10 +346,11 @@ class KvCache:
         if self.reuses_prefixes:
             holding.num_stored = max(holding.num_stored, len(blocks))
 
-        holding.num_promised = min(holding.num_promised, holding.num_wanted - len(holding.table))
+        num_lacking = holding.num_for_prompt - len(holding.table)
+        holding.num_promised = min(holding.num_promised, num_lacking)
 
     def can_copy(self, block: int) -> bool:
-        """Whether a block can be kept until it is copied, at nobody's cost."""
+        """Whether a block can be held until it is copied: a used one, or one that is free."""
         return self._num_references[block] > 0 or self.num_free_blocks > 0
 
     def copy(self, slot: int, block: int, index: int) -> None:
@@ -328,12 +358,12 @@ class KvCache:
         self._drop_copy(slot)
         self._hold(block)
         self.cover(slot, (index + 1) * self.tokens_per_block)
-        self._copies[slot] = block, self._holdings[slot].table[index]
+        self._copies[slot] = BlockCopy(block, self._holdings[slot].table[index])
 
     def fork(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
         """Give other slots the first `num_tokens` of a slot.
 
-        Full blocks are shared, the rest is copied.
+        Full blocks are shared, and one that is not full is copied.
         """
         if self._slots is not None:
             return self._slots.copy(slot, to_slots, num_tokens)
@@ -346,9 +376,10 @@ class KvCache:
                 self.copy(to_slot, table[num_full], num_full)
 
     def adopt(self, from_slot: int, slot: int, num_tokens: int) -> None:
-        """Replace what a slot holds by the full blocks with the first `num_tokens` of another slot.
+        """Give a slot the first `num_tokens` of another slot, in place of what it holds.
 
-        If there is a rest, it is copied by `adopt_rest`, once the slot has room for it.
+        It shares the full blocks. Tokens behind them are copied by `adopt_rest`, once the slot has
+        room for them.
         """
         if self._slots is not None:
             return self._slots.copy(from_slot, [slot], num_tokens)
@@ -361,20 +392,21 @@ class KvCache:
 
     def adopt_rest(self, from_slot: int, slot: int, num_tokens: int) -> None:
         """Copy what `adopt` has left out, before the next step."""
-        num_full, num_rest = divmod(num_tokens, self.tokens_per_block)
-        if num_rest and self.shares_blocks:
+        num_full, num_behind = divmod(num_tokens, self.tokens_per_block)
+        if num_behind and self.shares_blocks:
             self.copy(slot, self.table(from_slot)[num_full], num_full)
 
     def end_copies(self) -> None:
-        """Note that the step has copied what `copies` said."""
+        """Note that a step has made the copies."""
         for slot in list(self._copies):
             self._drop_copy(slot)
 
     def store(self, slot: int, root: Root, token_ids: list[int], num_tokens: int) -> int | None:
         """Put the blocks with the first `num_tokens` of a sequence into the tree.
 
-        The last one is put there even if it is not full, with what others may find of it. Where the
-        tree has a block with the same tokens, that one takes the place of the slot's if it is full.
+        A last block that is not full has only the tokens there that others may find. Where the tree
+        has a full block with the same tokens, the table gets that one instead of its own.
+
         Returns the tree's block with the last of the tokens, or None if none was added.
         """
         # Before the copy is made, nothing is new.
@@ -383,27 +415,40 @@ class KvCache:
 
         holding = self._holdings[slot]
         size = self.tokens_per_block
-        table = holding.table
         num_full = num_tokens // size
-        num_shared = max(num_full * size, root.num_shared(num_tokens))
-        block: int | None = None
-        for index in range(holding.num_stored, self.num_blocks_for(num_shared)):
-            tokens = tuple(token_ids[index * size : min((index + 1) * size, num_shared)])
-            previous = table[index - 1] if index else None
-            block = self._tree.insert(root if previous is None else previous, tokens, table[index])
-            if index >= num_full:
-                continue
+        num_findable_tokens = max(num_full * size, root.num_shared(num_tokens))
+        num_blocks = self.num_blocks_for(num_findable_tokens)
 
-            if block != table[index]:
-                self._hold(block)
-                self._release(table[index])
-                table[index] = block
-            else:
-                self._tell(root, previous, tokens, block)
+        block: int | None = None
+        for index in range(holding.num_stored, num_blocks):
+            start = index * size
+            end = min(start + size, num_findable_tokens)
+            tokens = tuple(token_ids[start:end])
+            block = self._store_block(holding.table, root, index, tokens)
 
         holding.num_stored = max(holding.num_stored, num_full)
-        if self.num_blocks_for(num_shared) < self.num_blocks_for(num_tokens):
+        if num_blocks < self.num_blocks_for(num_tokens):
             return None
+
+        return block
+
+    def _store_block(self, table: list[int], root: Root, index: int, tokens: Tokens) -> int:
+        """Put the block at `index` of a table, with these tokens, into the tree.
+
+        Returns the tree's block with these tokens, which a table gets if it is full.
+        """
+        previous = table[index - 1] if index else None
+        own_block = table[index]
+        block = self._tree.insert(root if previous is None else previous, tokens, own_block)
+        if len(tokens) < self.tokens_per_block:
+            return block
+
+        if block == own_block:
+            self._tell_stored(root, previous, tokens, block)
+        else:
+            self._hold(block)
+            self._release(own_block)
+            table[index] = block
 
         return block
 
@@ -420,10 +465,11 @@ class KvCache:
         holding.num_stored = 0
 
     def retain(self, slot: int, retentions: SequenceOf[Retention | None], last: int | None) -> None:
-        """Set how long blocks are kept when nobody uses them: those of the slot, with `last` in
-        place of the last one.
+        """Set how long the first blocks of a slot are kept when nobody uses them, each as the
+        entry at its place says.
 
-        None leaves what an earlier request said.
+        `last`: a block that takes the place of the last of them. An entry that is None leaves what
+        an earlier request said.
         """
         blocks = self.table(slot)[: len(retentions)]
         if last is not None:
@@ -431,74 +477,83 @@ class KvCache:
 
         for block, retention in zip(blocks, retentions, strict=True):
             if retention is not None and block in self._tree:
-                self._idle.retain(block, retention)
+                self._idle_blocks.retain(block, retention)
 
     def _replace(self, table: list[int], blocks: SequenceOf[int]) -> None:
-        """Make used or idle blocks those of a table, from the first on."""
+        """Make used or idle blocks the first ones of a table."""
         start = num_equal(table, blocks)
-        shared = blocks[start:]
-        for block in shared:
+        end = len(blocks)
+        new_blocks = blocks[start:]
+        for block in new_blocks:
             self._hold(block)
 
         # In the order of `free`.
-        for block in reversed(table[start : len(blocks)]):
+        for block in reversed(table[start:end]):
             self._release(block)
 
-        table[start : len(blocks)] = shared
-        self.num_reused_blocks += len(shared)
+        table[start:end] = new_blocks
+        self.num_reused_blocks += len(new_blocks)
 
     def _drop_copy(self, slot: int) -> None:
-        if slot in self._copies:
-            self._release(self._copies.pop(slot)[0])
+        copy = self._copies.pop(slot, None)
+        if copy is not None:
+            self._release(copy.source)
 
     def _take(self) -> int:
-        """An empty block, or else a new one, or else an idle one."""
-        is_new = not self._empty and len(self._new) > self._num_withheld
-        block = self._new.pop() if is_new else self._unused()
+        """Take an empty block, or else a new one, or else an idle one."""
+        has_new = len(self._new_blocks) > self._num_withheld
+        if has_new and not self._empty_blocks:
+            block = self._new_blocks.pop()
+        else:
+            block = self._take_unused()
+
         self._num_references[block] = 1
         self.num_new_blocks += 1
         return block
 
     def _remove(self, block: int) -> Parent:
-        """Take a block out of the tree. Returns what it lay below."""
+        """Take a block out of the tree. Returns its parent."""
         for watcher in self._watchers:
             watcher.remove(block)
 
         return self._tree.remove(block)
 
-    def _tell(self, root: Root, parent: int | None, tokens: Tokens, block: int) -> None:
-        """Tell that the tree has a full block below its parent, or as the first one."""
+    def _tell_stored(self, root: Root, previous: int | None, tokens: Tokens, block: int) -> None:
+        """Tell watchers of a full block in the tree that follows `previous`, or begins a prompt."""
         for watcher in self._watchers:
-            watcher.store(root, parent, tokens, block)
+            watcher.store(root, previous, tokens, block)
 
-    def _unused(self) -> int:
-        """A block with memory that nobody uses: one that holds nothing, or else the first to be
-        evicted.
-        """
-        return self._empty.pop() if self._empty else self._evict()
+    def _take_unused(self) -> int:
+        """Take an empty block, or else the idle one that is evicted first."""
+        if self._empty_blocks:
+            return self._empty_blocks.pop()
+
+        return self._evict()
 
     def _evict(self) -> int:
-        """Take the idle block out of the tree that is the first to be evicted."""
-        block = self._idle.pop()
+        """Take the idle block that is first in the order of eviction out of the tree."""
+        block = self._idle_blocks.pop()
         parent = self._remove(block)
         if isinstance(parent, int) and not self._tree.has_children(parent):
-            self._idle.allow(parent)
+            self._idle_blocks.allow(parent)
 
         return block
 
     def _hold(self, block: int) -> None:
+        """Note that one more table or copy needs a used or idle block."""
         if not self._num_references[block]:
-            self._idle.remove(block)
+            self._idle_blocks.remove(block)
 
         self._num_references[block] += 1
 
     def _release(self, block: int) -> None:
+        """Note that a table or copy does not need a block any more."""
         self._num_references[block] -= 1
         if self._num_references[block]:
             return
 
         if block in self._tree:
-            self._idle.add(block, is_evictable=not self._tree.has_children(block))
+            self._idle_blocks.add(block, is_evictable=not self._tree.has_children(block))
         else:
-            self._idle.release(block)
-            self._empty.append(block)
+            self._idle_blocks.release(block)
+            self._empty_blocks.append(block)

@@ -121,8 +121,8 @@ class NativeRunner:
 
     def forward(self, plan: Plan) -> Array:
         """Compute a step: see `Runner.forward`."""
-        for from_block, to_block in plan.copies:
-            self._model.copy(from_block, to_block)
+        for copy in plan.copies:
+            self._model.copy(copy.source, copy.target)
 
         logits = self._model.run(plan.chunks)
         self._num_wanted = len(logits)

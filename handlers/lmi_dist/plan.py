@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,15 +11,16 @@ class Chunk(msgspec.Struct):
     """Consecutive tokens of one sequence, computed in one step.
 
     A decode is a chunk of one token and, behind it, perhaps a draft of the next ones. The keys and
-    values of positions before `start` are in the cache already. Position p lies in block `table[p
-    // tokens_per_block]`, or in slot `slot` of a runner that has slots.
+    values of the positions before `start` are in the cache already. A runner that reads blocks
+    finds position p in block `table[p // tokens_per_block]`, a runner with slots in slot `slot`.
     """
 
     slot: int
+    # The position of the first token.
     start: int
     token_ids: list[int]
-    # Only the last tokens have logits: none inside a prompt, one at its end, and all of a chunk
-    # whose prompt log-probs are wanted.
+    # How many of the last tokens have logits: none inside a prompt, one at its end, and all of a
+    # chunk whose prompt log-probs are wanted.
     num_logits: int = 1
     # The blocks of the sequence, at least up to `end`. They must not be changed.
     table: list[int] = []
@@ -31,22 +33,30 @@ class Chunk(msgspec.Struct):
         return self.start + len(self.token_ids)
 
 
+class BlockCopy(NamedTuple):
+    """A block of the cache that is copied into another one before the step."""
+
+    source: int
+    target: int
+
+
 @dataclass(slots=True)
 class Plan:
-    """Decode chunks first, in order of slots, then prompt chunks. A sequence has at most one chunk.
+    """The chunks of a step, of each sequence one at most.
 
-    For a runner that reads blocks, decodes are in order of adapters first, so that those of one are
-    neighbours. It first copies whole blocks, in the order of `copies`.
+    Decodes are in the order of their slots. For a runner that reads blocks, those with one adapter
+    are neighbours, and in the order of slots among themselves.
     """
 
     decodes: list[Chunk]
+    # The chunks of prompts.
     prefills: list[Chunk]
-    # Pairs of blocks: copied from, copied to.
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    # They are made first, in this order.
+    copies: list[BlockCopy] = field(default_factory=list)
 
     @property
     def chunks(self) -> list[Chunk]:
-        """All chunks, in the order of the step's rows."""
+        """All chunks, in the order of the step's rows: decodes first."""
         return self.decodes + self.prefills
 
 

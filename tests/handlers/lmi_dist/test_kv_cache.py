@@ -114,7 +114,7 @@ def test_blocks_that_a_fork_has_left_are_taken_from_the_last_to_the_first() -> N
     cache, first_slot, second_slot = forked(12)
     first, last = cache.table(second_slot)[1:]
     cache.adopt(first_slot, second_slot, 12)
-    assert len(cache._idle) == 2
+    assert len(cache._idle_blocks) == 2
     slot = cache.allocate(cache.num_free_blocks * 4)
     cache.cover(slot, (cache.num_free_blocks + 7) * 4)
     assert cache.table(slot)[-2:] == [last, first]

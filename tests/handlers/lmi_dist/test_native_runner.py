@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from handlers.lmi_dist.native_runner import NativeRunner
-from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.plan import BlockCopy, Chunk, Plan
 from lmi.errors import SecurityRefused
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import forward, load_native, table_of
@@ -173,7 +173,8 @@ def test_int8_stays_close_to_float32_in_every_family(family: str) -> None:
 def test_blocks_are_copied_before_the_step() -> None:
     runner = load_native(tiny_model("llama"), max_length=200)
     expected = logits_of(runner, IDS)[149]
-    copies = [(table_of(0, 150)[block], table_of(1, 150)[block]) for block in range(3)]
+    pairs = zip(table_of(0, 150)[:3], table_of(1, 150)[:3], strict=True)
+    copies = [BlockCopy(source, target) for source, target in pairs]
     logits = forward(runner, Plan([Chunk(1, 149, IDS[149:], 1, table_of(1, 150))], [], copies))
     assert torch.equal(logits[0], expected)
 

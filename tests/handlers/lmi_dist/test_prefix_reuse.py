@@ -137,16 +137,15 @@ class Engine:
         num_holders.update(source for source, _ in cache._copies.values())
         assert [num_holders[block] for block in range(cache.num_blocks)] == cache._num_references
         assert all(len(table) == len(set(table)) for table in tables)
-        unused = {*cache._new, *cache._empty}
-        assert len(unused) == len(cache._new) + len(cache._empty)
-        assert not num_holders.keys() & unused and not num_holders.keys() & set(cache._idle._idle)
-        assert len(num_holders) + len(unused | set(cache._idle._idle)) == cache.num_blocks
+        unused = {*cache._new_blocks, *cache._empty_blocks}
+        assert len(unused) == len(cache._new_blocks) + len(cache._empty_blocks)
+        idle = cache._idle_blocks._idle
+        assert not num_holders.keys() & unused and not num_holders.keys() & idle.keys()
+        assert len(num_holders) + len(unused | idle.keys()) == cache.num_blocks
         assert cache.num_free_blocks >= 0
-        assert set(cache._tree._places) <= num_holders.keys() | set(cache._idle._idle)
-        leaves = {block for block in cache._idle._idle if not cache._tree.has_children(block)}
-        assert leaves == {
-            block for block, holding in cache._idle._idle.items() if holding.is_evictable
-        }
+        assert set(cache._tree._places) <= num_holders.keys() | idle.keys()
+        leaves = {block for block in idle if not cache._tree.has_children(block)}
+        assert leaves == {block for block, holding in idle.items() if holding.is_evictable}
         assert batch.sequences or not (self.scheduler.running or self.scheduler.waiting), (
             "nothing is done"
         )
@@ -162,7 +161,7 @@ class Engine:
         self.cache.cover(slot, self.cache.num_blocks * SIZE)
         self.cache.free(slot)
         assert (
-            len(self.cache._idle)
+            len(self.cache._idle_blocks)
             == len(self.cache._tree._places)
             == len(self.cache._tree._children)
             == 0
@@ -231,7 +230,7 @@ def test_the_part_of_a_block_that_no_stranger_may_use_is_free() -> None:
     engine = Engine()
     engine.add(PROMPT[:40], max_tokens=1, cache_salt=None)
     engine.run()
-    assert len(engine.cache._idle) == 2
+    assert len(engine.cache._idle_blocks) == 2
 
 
 def test_rows_of_a_context_are_all_that_is_not_counted_as_cached() -> None:
@@ -383,7 +382,7 @@ def test_idle_blocks_count_as_free_and_go_in_the_order_of_their_last_use() -> No
         engine.add((number,) * 63, max_tokens=2)
         engine.run()
 
-    assert engine.cache.num_free_blocks == len(engine.cache._idle) == 12
+    assert engine.cache.num_free_blocks == len(engine.cache._idle_blocks) == 12
 
     engine.add((1,) * 63, max_tokens=1)
     engine.run()
@@ -438,7 +437,7 @@ def test_nothing_is_kept_where_reuse_is_off() -> None:
         [follower] = engine.add(PROMPT)
         assert num_computed(engine.run()) == [200, 0, 0, 0] and follower.num_cached_tokens == 0
 
-    assert len(engine.cache._idle) == 0
+    assert len(engine.cache._idle_blocks) == 0
 
 
 def test_a_failed_sequence_leaves_nothing_that_only_it_used() -> None:
