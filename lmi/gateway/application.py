@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from lmi.errors import ClientGone, ForeignPage, LmiError, Overloaded
 from lmi.gateway import eventstream
 from lmi.gateway.async_invocations import AsyncInvocations
+from lmi.gateway.async_queue import AsyncQueue
 from lmi.gateway.bearer_tokens import BearerTokens
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import AwsEndpoint, Endpoints, EndpointTable
@@ -22,6 +23,7 @@ from lmi.gateway.exchange import AwsExchange
 from lmi.gateway.members import PREFIX
 from lmi.gateway.settings import GatewaySettings
 from lmi.gateway.signatures import Signatures, Signed
+from lmi.gateway.stores import Answers, Inputs
 from lmi.gateway.target_models import ModelStore, TargetModels
 from lmi.http.body import BodyMemory
 from lmi.http.browsers import ANY, check_page, is_loopback
@@ -49,7 +51,8 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
-        self.endpoints = _endpoints(settings)
+        answers = Answers(settings.async_output, settings.async_buckets)
+        self.endpoints = _endpoints(settings, answers)
         # Of all requests that are open.
         self.num_body_bytes = 0
         self.body_memory = BodyMemory(self, max(MAX_BODY_MEMORY, 4 * settings.max_body_bytes))
@@ -59,9 +62,13 @@ class Gateway:
             stores[name] = ModelStore(source, settings.models_dir)
 
         self._target_models = TargetModels(stores, settings.timeout_s)
-        folder = settings.async_input
-        place = settings.async_output
-        self._async_invocations = AsyncInvocations(folder, place, settings.async_concurrency)
+        self._async_invocations = AsyncInvocations(
+            self.endpoints,
+            Inputs(settings.async_input),
+            answers,
+            _queue(settings),
+            settings.async_concurrency,
+        )
         self._signatures: Signatures | None = None
         self._bearer_tokens: BearerTokens | None = None
         if settings.checks_signatures:
@@ -73,6 +80,7 @@ class Gateway:
     async def start(self) -> None:
         """Begin what has its own tasks, before the first request."""
         await self.endpoints.start()
+        await self._async_invocations.start()
 
     async def close(self) -> None:
         """End what has its own tasks, after the last request."""
@@ -220,11 +228,10 @@ class Gateway:
         """Accept an async invocation, and send where its answer will be."""
         endpoint = self._find(exchange, exchange.values("InvokeEndpointAsync"))
         await endpoint.container.check_was_ready()
-        job = self._async_invocations.accept(exchange, endpoint)
-        url = self._async_invocations.output.url
+        job = await self._async_invocations.accept(exchange, endpoint)
         locations = [
-            (PREFIX + "OutputLocation", url(job.output)),
-            (PREFIX + "FailureLocation", url(job.failure)),
+            (PREFIX + "OutputLocation", job.output),
+            (PREFIX + "FailureLocation", job.failure),
         ]
         body = orjson.dumps({"InferenceId": job.inference_id})
         await exchange.send_whole(202, "application/json", body, locations)
@@ -292,7 +299,7 @@ def _warn_of_large_head(response: ContainerResponse) -> None:
         log.warning("the container's answer has %d bytes of headers", num_header_bytes)
 
 
-def _endpoints(settings: GatewaySettings) -> EndpointTable:
+def _endpoints(settings: GatewaySettings, answers: Answers) -> EndpointTable:
     """Return the endpoints that flags name, or those that clients create."""
     if settings.control_dir is None:
         return Endpoints(settings.endpoints, settings.components)
@@ -307,8 +314,17 @@ def _endpoints(settings: GatewaySettings) -> EndpointTable:
         settings.images,
         settings.trusts_models,
         settings.max_containers,
+        answers,
     )
     return ControlledEndpoints(plane)
+
+
+def _queue(settings: GatewaySettings) -> AsyncQueue:
+    """Return the queue of async invocations, on the disk where there is a folder for it."""
+    if settings.async_queue is None and settings.control_dir is not None:
+        return AsyncQueue(settings.control_dir / "async")
+
+    return AsyncQueue(settings.async_queue)
 
 
 ENDPOINT = "/endpoints/(?P<endpoint>[^/]+)"

@@ -1,28 +1,29 @@
-"""Async invocations: accepted at once, run a few at a time, answered by a file.
+"""Async invocations: accepted at once, run a few at a time, answered by a file or an object.
 
-Each accepted invocation leaves exactly one file, an output or a failure, also when the gateway
-stops. An answer fails here for what it fails for in production: no Content-Length, or headers over
-4096 bytes. Inputs and files (`stores.py`) are read and written in threads.
+What is accepted is kept in the queue (`async_queue.py`) before its client hears of it, and leaves
+exactly one answer: an output or a failure. Where the queue is on a disk, another gateway goes on
+with what this one leaves; else each invocation fails when the gateway stops. An answer fails here
+for what it fails for in production: no Content-Length, or headers over 4096 bytes. Files
+(`stores.py`) are read and written in threads.
 """
 
 import asyncio
 import logging
 import time
 import uuid
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
-import orjson
-
-from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
-from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint
-from lmi.gateway.errors import AwsError, invalid, model_error, too_large, unavailable
+from lmi.gateway.async_job import TIMEOUT_S, AsyncJob
+from lmi.gateway.async_queue import AsyncQueue
+from lmi.gateway.container import ContainerFault, OutOfTime
+from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint, EndpointTable
+from lmi.gateway.errors import AwsError, invalid, too_large, unavailable
 from lmi.gateway.exchange import AwsExchange
 from lmi.gateway.members import PREFIX
-from lmi.gateway.stores import S3_SCHEME, FolderOutput, Inputs, S3Output, StoreError
+from lmi.gateway.stores import Answers, Inputs, StoreError
 from lmi.gateway.threads import run_in_thread
-from lmi.http.exchange import MAX_HEADER_BYTES, Header, num_bytes
 
 INPUT_LOCATION = PREFIX + "InputLocation"
 MAX_INLINE_BYTES = 128_000
@@ -30,184 +31,226 @@ MAX_LOCATION_CHARS = 1024
 # Of a path, the limit of most file systems.
 MAX_PART_CHARS = 255
 MAX_WAITING = 1000
-# These are AWS's defaults.
+# AWS's default.
 TTL_S = 21_600
-TIMEOUT_S = 900
+# Between two tries to write an answer.
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
 STOPPED = "The gateway was stopped before the invocation was complete."
 EXPIRED = "The request waited in the queue for longer than RequestTTLSeconds."
 
 log = logging.getLogger(__name__)
 
 
-class OutputFile(NamedTuple):
-    """What an invocation leaves: a file at `path` below the place of all answers."""
-
-    path: str
-    data: bytes
-    media_type: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class AsyncJob:
-    """An accepted invocation. `input` is the body, or the location of it.
-
-    It must begin before `expires_s` of the monotonic clock, and may then take `timeout_s`.
-    """
-
-    endpoint: AwsEndpoint
-    region: str
-    inference_id: str
-    headers: list[Header]
-    input: bytes | str
-    # The paths of its answer, and of its error.
-    output: str
-    failure: str
-    expires_s: float
-    timeout_s: float = TIMEOUT_S
-
-    def error(self, reason: str, status: int = 0) -> AwsError:
-        """Return the error of a container that answered with `status` and `reason`, or
-        with none.
-        """
-        return model_error(status, reason, self.endpoint.name, self.region)
-
-    def succeeded(self, response: ContainerResponse, body: bytes) -> OutputFile:
-        """Return the answer as a file. Raises AwsError for one that fails in production too."""
-        if response.status >= 300:
-            raise self.error(body.decode(errors="replace"), response.status)
-
-        if not response.header("content-length"):
-            raise self.error("The response did not specify the required Content-Length header.")
-
-        num_header_bytes = num_bytes(response.headers)
-        if num_header_bytes > MAX_HEADER_BYTES:
-            raise self.error(
-                f"The headers of the response have {num_header_bytes} bytes together, more than "
-                f"{MAX_HEADER_BYTES}."
-            )
-
-        media_type = response.header("content-type") or "application/octet-stream"
-        return OutputFile(self.output, body, media_type)
-
-
 class AsyncInvocations:
-    """A task for each invocation. `max_running` of them run at a time, and leave their files below
-    `place`.
-    """
+    """A task for each invocation. `max_running` of them run at a time."""
 
-    def __init__(self, input_folder: Path | None, place: str, max_running: int) -> None:
-        self.output: S3Output | FolderOutput
-        if place.startswith(S3_SCHEME):
-            self.output = S3Output(place)
-        else:
-            self.output = FolderOutput(Path(place))
-
-        self._inputs = Inputs(input_folder)
+    def __init__(
+        self,
+        endpoints: EndpointTable,
+        inputs: Inputs,
+        answers: Answers,
+        queue: AsyncQueue,
+        max_running: int,
+    ) -> None:
+        self._endpoints = endpoints
+        self._inputs = inputs
+        self._answers = answers
+        self._queue = queue
         self._places = asyncio.Semaphore(max_running)
         self._num_waiting = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        # The limits of the invocations that have no answer yet.
+        # Of what ends when the gateway stops.
         self._limits: set[asyncio.Timeout] = set()
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
 
-    def accept(self, exchange: AwsExchange, endpoint: AwsEndpoint) -> AsyncJob:
+    async def start(self) -> None:
+        """Go on with what a former gateway has left."""
+        jobs = await run_in_thread(self._queue.load)
+        for job in jobs:
+            self._num_waiting += 1
+            self._begin(self._resume(job))
+
+        if jobs:
+            log.info("%d async invocations of a former gateway go on", len(jobs))
+
+    async def accept(self, exchange: AwsExchange, endpoint: AwsEndpoint) -> AsyncJob:
         """Begin and return the invocation that a request asks for. Raises AwsError."""
-        job = _read_job(exchange, endpoint, self._inputs)
-        self.add(job)
+        job = _read_job(exchange, endpoint, self._inputs, self._answers)
+        await self.add(job)
         return job
 
-    def add(self, job: AsyncJob) -> None:
-        """Begin an invocation. Raises AwsError if too many wait."""
-        if self._is_stopping:
+    async def add(self, job: AsyncJob) -> None:
+        """Keep an invocation and begin it. Raises AwsError if too many wait or it cannot be
+        kept.
+        """
+        if self._stopping.is_set():
             raise unavailable("The gateway stops.")
 
-        if self._num_waiting == MAX_WAITING:
+        if self._num_waiting >= MAX_WAITING:
             waiting = f"{MAX_WAITING} async invocations wait already, which is the limit."
             raise AwsError("ThrottlingException", 429, waiting)
 
         self._num_waiting += 1
-        task = asyncio.create_task(self._run(job))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        # What is kept begins, also where its client leaves now.
+        await asyncio.shield(self._begin(self._keep(job)))
 
     async def close(self) -> None:
-        """Stop all invocations, and return when each has its file."""
-        self._is_stopping = True
+        """Stop all invocations, and return when each has its answer or stays in the queue."""
+        self._stopping.set()
         for limit in self._limits:
             if not limit.expired():
                 limit.reschedule(0.0)
 
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _keep(self, job: AsyncJob) -> None:
+        try:
+            await run_in_thread(self._queue.keep, job)
+        except StoreError as error:
+            self._num_waiting -= 1
+            log.error("async invocation %s is refused: %s", job.inference_id, error)
+            raise unavailable(f"The invocation cannot be kept: {error.cause}.") from None
+
+        self._begin(self._run(job))
+
+    async def _resume(self, job: AsyncJob) -> None:
+        """Run what a former gateway has accepted, once its endpoint is back."""
+        if job.answer is None:
+            with suppress(TimeoutError):
+                async with self._limited(job.expires_s - time.time()):
+                    await self._endpoints.wait_until_back(job.endpoint)
+
+        await self._run(job)
 
     async def _run(self, job: AsyncJob) -> None:
         async with self._places:
             self._num_waiting -= 1
             try:
-                file = await self._answer(job)
+                if job.answer is None:
+                    job = await self._answered(job)
             except AwsError as error:
-                file = self._failed(job, error)
+                if self._stopping.is_set() and self._queue.outlives_gateway:
+                    return
+
+                job = _failed(job, error)
             except Exception as error:
                 log.exception("async invocation %s", job.inference_id)
-                file = self._failed(job, job.error(f"The gateway failed: {error}"))
+                job = _failed(job, job.error(f"The gateway failed: {error}"))
 
-            await self._leave(job, file)
+            await self._leave(job)
 
-    def _failed(self, job: AsyncJob, error: AwsError) -> OutputFile:
-        log.warning("async invocation %s failed: %s", job.inference_id, error)
-        return OutputFile(job.failure, orjson.dumps(error.members), "application/json")
-
-    async def _answer(self, job: AsyncJob) -> OutputFile:
-        if self._is_stopping:
+    async def _answered(self, job: AsyncJob) -> AsyncJob:
+        """Return the job with the answer of a container. Raises AwsError."""
+        if self._stopping.is_set():
             raise job.error(STOPPED)
 
-        if time.monotonic() > job.expires_s:
+        if time.time() > job.expires_s:
             raise job.error(EXPIRED)
 
-        limit = asyncio.timeout(job.timeout_s)
         try:
-            async with limit:
-                self._limits.add(limit)
-                if isinstance(job.input, bytes):
-                    body = job.input
-                else:
-                    body = await run_in_thread(self._inputs.read, job.input)
+            async with self._limited(job.timeout_s):
+                body = job.body
+                if job.location:
+                    body = await run_in_thread(self._inputs.read, job.location)
 
-                with job.endpoint.container.lease() as container:
-                    call = container.call("POST", "/invocations", job.headers, body, job.timeout_s)
+                container = self._endpoints.find(job.endpoint, {}).container
+                with container.lease() as leased:
+                    call = leased.call("POST", "/invocations", job.headers, body, job.timeout_s)
                     async with call as response:
                         return job.succeeded(response, await response.read())
         except (TimeoutError, OutOfTime):
-            raise job.error(STOPPED if self._is_stopping else TIMED_OUT) from None
+            raise job.error(STOPPED if self._stopping.is_set() else TIMED_OUT) from None
         except (ContainerFault, StoreError) as error:
             raise job.error(str(error)) from error
-        finally:
-            self._limits.discard(limit)
 
-    async def _leave(self, job: AsyncJob, file: OutputFile) -> None:
-        """Write the file. If the output cannot be written, the failure file says so."""
-        try:
-            await run_in_thread(self.output.write, *file)
-        except StoreError as error:
-            if file.path == job.failure:
-                log.error("async invocation %s has no file: %s", job.inference_id, error)
-            else:
-                await self._leave(job, self._failed(job, job.error(str(error))))
+    async def _leave(self, job: AsyncJob) -> None:
+        """Write the answer. A disk without room is waited for. If the output cannot be written at
+        all, the failure says so.
+        """
+        assert job.answer is not None
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await run_in_thread(self._write, job)
+                return
+            except StoreError as error:
+                if error.may_pass and not self._stopping.is_set():
+                    log.warning("async invocation %s waits: %s", job.inference_id, error)
+                    await self._pause(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                    continue
+
+                if error.may_pass and self._queue.outlives_gateway:
+                    return
+
+                if job.answer.url == job.failure:
+                    log.error("async invocation %s has no file: %s", job.inference_id, error)
+                    await run_in_thread(self._queue.forget, job)
+                    return
+
+                job = _failed(job, job.error(str(error)))
+
+    def _write(self, job: AsyncJob) -> None:
+        """Write the answer of a job, which is kept until then. Raises StoreError."""
+        answer = job.answer
+        assert answer is not None
+        # A gateway that is killed from here on has written this answer or writes it later, and no
+        # other.
+        self._queue.keep(job)
+        self._answers.write(answer.url, answer.data, answer.media_type)
+        self._queue.forget(job)
+
+    async def _pause(self, pause_s: float) -> None:
+        """Return after so many seconds, or when the gateway stops."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._stopping.wait()
+
+    @asynccontextmanager
+    async def _limited(self, time_s: float) -> AsyncIterator[None]:
+        """Raise TimeoutError in the block after so many seconds, or when the gateway stops."""
+        limit = asyncio.timeout(0.0 if self._stopping.is_set() else time_s)
+        async with limit:
+            self._limits.add(limit)
+            try:
+                yield
+            finally:
+                self._limits.discard(limit)
 
 
-def _read_job(exchange: AwsExchange, endpoint: AwsEndpoint, inputs: Inputs) -> AsyncJob:
+def _failed(job: AsyncJob, error: AwsError) -> AsyncJob:
+    log.warning("async invocation %s failed: %s", job.inference_id, error)
+    return job.failed(error)
+
+
+def _read_job(
+    exchange: AwsExchange, endpoint: AwsEndpoint, inputs: Inputs, answers: Answers
+) -> AsyncJob:
     values = exchange.values("InvokeEndpointAsync")
     name = str(uuid.uuid4())
     folder = _folder(values.get("S3OutputPathExtension", ""))
+    output = folder + values.get("Filename", f"{name}.out")
+    failure = f"{folder}{name}-error.out"
+    location = _location(exchange, inputs)
 
     return AsyncJob(
-        endpoint=endpoint,
+        endpoint=endpoint.name,
         region=exchange.region,
         inference_id=values.get("InferenceId") or str(uuid.uuid4()),
         headers=exchange.headers_for_container(values),
-        input=_input(exchange, inputs),
-        output=folder + values.get("Filename", f"{name}.out"),
-        failure=f"{folder}{name}-error.out",
-        expires_s=time.monotonic() + int(values.get("RequestTTLSeconds", TTL_S)),
+        body=exchange.payload,
+        location=location,
+        output=answers.url(output, endpoint.answers.output),
+        failure=answers.url(failure, endpoint.answers.failure),
+        expires_s=time.time() + int(values.get("RequestTTLSeconds", TTL_S)),
         timeout_s=int(values.get("InvocationTimeoutSeconds", TIMEOUT_S)),
     )
 
@@ -222,19 +265,18 @@ def _folder(extension: str) -> str:
     return "".join(f"{part}/" for part in parts)
 
 
-def _input(exchange: AwsExchange, inputs: Inputs) -> bytes | str:
+def _location(exchange: AwsExchange, inputs: Inputs) -> str:
+    """Return where the input is, or "" for one that is the body. Raises AwsError."""
     location = exchange.headers.get(INPUT_LOCATION, "")
     if bool(location) == bool(exchange.payload):
         which = "both" if location else "neither"
         raise invalid(f"Exactly one of Body and InputLocation must be given, not {which}.")
 
-    if not location:
-        if len(exchange.payload) > MAX_INLINE_BYTES:
-            raise too_large(MAX_INLINE_BYTES)
+    if len(exchange.payload) > MAX_INLINE_BYTES:
+        raise too_large(MAX_INLINE_BYTES)
 
-        return exchange.payload
-
-    if len(location) > MAX_LOCATION_CHARS or not inputs.is_allowed(location):
+    is_allowed = len(location) <= MAX_LOCATION_CHARS and inputs.is_allowed(location)
+    if location and not is_allowed:
         where = "s3://BUCKET/KEY or a file:// URL below the folder of --async-input"
         raise invalid(
             f"InputLocation must be {where}, with at most {MAX_LOCATION_CHARS} characters, given "

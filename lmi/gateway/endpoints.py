@@ -9,9 +9,9 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +28,8 @@ TIMED_OUT = "Your invocation timed out while waiting for a response from contain
 # As on the platform.
 PING_TIMEOUT_S = 2.0
 MAX_PING_BYTES = 64 << 10
+# Of a container that is waited for.
+POLL_S = 1.0
 MAX_REASON_CHARS = 1024
 # As many of the names that clients choose are remembered.
 MAX_NAMES = 1000
@@ -106,6 +108,15 @@ class WatchedContainer(Container):
         return answer.status, body.decode(errors="replace").strip()
 
 
+class AnswerRoots(NamedTuple):
+    """The URLs below which an endpoint's async invocations leave their answers and errors, "" for
+    those of the gateway.
+    """
+
+    output: str = ""
+    failure: str = ""
+
+
 @dataclass(frozen=True)
 class AwsEndpoint:
     """An endpoint: a name, and the container behind it."""
@@ -116,6 +127,7 @@ class AwsEndpoint:
     created_s: float = field(default_factory=time.time)
     # The one that the container is of.
     variant: str = VARIANT
+    answers: AnswerRoots = AnswerRoots()
 
     def summary(self, status: str, region: str) -> Members:
         """Return the endpoint as ListEndpoints tells of it."""
@@ -147,6 +159,9 @@ class EndpointTable(Protocol):
 
     def find(self, name: str, values: Mapping[str, str]) -> AwsEndpoint:
         """Return the endpoint that a request with these headers means. Raises AwsError."""
+
+    async def wait_until_back(self, name: str) -> None:
+        """Return when an endpoint that a former gateway has had serves, or will not."""
 
     def adapter(self, endpoint: str, component: str | None) -> str:
         """Return the adapter of a component, or "". Raises AwsError."""
@@ -228,6 +243,13 @@ class Endpoints:
             raise invalid(f"Variant {values['TargetVariant']} of endpoint {name} not found.")
 
         return endpoint
+
+    async def wait_until_back(self, name: str) -> None:
+        """Return when an endpoint has been ready once, or if there is none."""
+        with suppress(AwsError):
+            container = self._named(name).container
+            while not await _was_ready(container):
+                await asyncio.sleep(POLL_S)
 
     def _named(self, name: str) -> AwsEndpoint:
         """Return the endpoint. Raises AwsError for a name that cannot be one or that no container
@@ -321,6 +343,15 @@ OPERATIONS: dict[str, Callable[[Endpoints, bytes, str], Awaitable[Members]]] = {
     "SageMaker.DescribeEndpoint": Endpoints.describe,
     "SageMaker.ListEndpoints": Endpoints.list_endpoints,
 }
+
+
+async def _was_ready(container: CalledContainer) -> bool:
+    try:
+        await container.check_was_ready()
+    except AwsError:
+        return False
+
+    return True
 
 
 async def _statuses(containers: Iterable[CalledContainer]) -> dict[CalledContainer, str]:

@@ -161,6 +161,13 @@ class GatewaySettings:
     """allows file:// locations below this folder as their input"""
     async_concurrency: int = _flag(4, type=click.IntRange(1, 1000), metavar="NUM")
     """async invocations that run at a time"""
+    async_queue: Path | None = _flag(None, _folder, metavar="FOLDER")
+    """keeps accepted invocations here until each has its answer, so that the next gateway goes on
+    with them [async below --control-dir, without it none]
+    """
+    async_buckets: Mapping[str, str] = _pairs({}, "--async-bucket", "NAME[=FOLDER]", _bucket)
+    """a bucket that S3OutputPath and S3FailurePath may name; with FOLDER: this folder stands for it
+    """
     s3_endpoint: str | None = _flag(None, metavar="URL")
     """[AWS_ENDPOINT_URL_S3]"""
     checks_signatures: bool = _flag(False, name="--check-signatures", is_flag=True)
@@ -198,10 +205,8 @@ def settings(**flags: Any) -> GatewaySettings:
                 f"--models must name a folder that exists or s3://BUCKET[/PREFIX], given {source}"
             )
 
-    for folder in gateway_settings.buckets.values():
-        if folder and not Path(folder).is_dir():
-            raise click.UsageError(f"--bucket must name a folder that exists, given {folder}")
-
+    _check_buckets("--bucket", gateway_settings.buckets)
+    _check_buckets("--async-bucket", gateway_settings.async_buckets)
     endpoints_of_flags = ("endpoints", "components", "models")
     if gateway_settings.control_dir is not None and values.keys() & set(endpoints_of_flags):
         raise click.UsageError(
@@ -210,6 +215,13 @@ def settings(**flags: Any) -> GatewaySettings:
         )
 
     return gateway_settings
+
+
+def _check_buckets(flag: str, buckets: Mapping[str, str]) -> None:
+    """Raise click.UsageError for a folder that is not there."""
+    for folder in buckets.values():
+        if folder and not Path(folder).is_dir():
+            raise click.UsageError(f"{flag} must name a folder that exists, given {folder}")
 
 
 def _option(setting: Field[Any], default: object) -> click.Option:

@@ -3,13 +3,15 @@
 All of it blocks. boto3 is imported for the first object.
 """
 
+import errno
 import hashlib
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from lmi.errors import cause_line
 
@@ -23,34 +25,73 @@ NO_BOTO3 = "S3 needs boto3, which `pip install boto3` brings"
 
 
 class StoreError(Exception):
-    """An object or a file cannot be read or written. The text names it and the cause."""
+    """An object or a file cannot be read or written. The text names it and the cause.
 
-
-class FolderOutput:
-    """Answers as files of a folder. A file is written under another name and renamed, so nobody
-    reads half of it.
+    `may_pass` says whether it may work later, as when a disk has room again.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute()
+    def __init__(self, reason: str, cause: str = "", may_pass: bool = False) -> None:
+        super().__init__(reason)
+        self.cause = cause
+        self.may_pass = may_pass
 
-    def url(self, path: str) -> str:
-        """Return the URL of the answer at `path`."""
-        return (self._folder / path).as_uri()
 
-    def write(self, path: str, data: bytes, media_type: str) -> None:
-        """Write a whole file, or nothing. Raises StoreError."""
-        file = self._folder / path
-        part = file.with_name(f".{uuid.uuid4().hex}.part")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(data)
-            part.replace(file)
-        except OSError as error:
-            with suppress(OSError):
-                part.unlink()
+def cannot_write(file: Path, error: OSError) -> StoreError:
+    """Return the error of a file that cannot be written."""
+    return StoreError(
+        f"{file} cannot be written: {cause_line(error)}",
+        cause=error.strerror or type(error).__name__,
+        may_pass=error.errno in (errno.ENOSPC, errno.EDQUOT),
+    )
 
-            raise StoreError(f"{file} cannot be written: {cause_line(error)}") from error
+
+class Answers:
+    """Writes answers of async invocations by their URL: below `place`, which is a folder or an
+    `s3://` URL, and in `buckets`, which has by name the folder that stands for a bucket, or "" for
+    the bucket of S3.
+    """
+
+    def __init__(self, place: str, buckets: Mapping[str, str]) -> None:
+        self._place = place.rstrip("/")
+        if not place.startswith(S3_SCHEME):
+            self._place = Path(place).absolute().as_uri()
+
+        self._buckets = buckets
+
+    def broken_rule(self, root: str) -> str:
+        """Return the rule that a client's URL for answers breaks, or ""."""
+        bucket, key = parse_s3(root)
+        if not root.startswith(S3_SCHEME) or bucket not in self._buckets:
+            return "must name s3://BUCKET[/PREFIX] with a bucket that --async-bucket allows"
+
+        # One slash may end the prefix.
+        parts = key.removesuffix("/").split("/") if key else []
+        if "\0" in key or not {"", ".", ".."}.isdisjoint(parts):
+            return "must have no part that is empty, . or .."
+
+        return ""
+
+    def url(self, path: str, root: str = "") -> str:
+        """Return the URL of the answer at `path` below a client's URL, or below the place of all
+        others.
+        """
+        root = root or self._place
+        if not root.startswith(S3_SCHEME):
+            path = quote(path)
+
+        return f"{root.rstrip('/')}/{path}"
+
+    def write(self, url: str, data: bytes, media_type: str) -> None:
+        """Write a whole answer, or nothing. Raises StoreError."""
+        bucket, key = parse_s3(url)
+        if not url.startswith(S3_SCHEME):
+            _write_file(Path(unquote(urlsplit(url).path)), data)
+        elif self._buckets.get(bucket):
+            _write_file(Path(self._buckets[bucket], key), data)
+        elif bucket in self._buckets or url.startswith(f"{self._place}/"):
+            _write_object(url, data, media_type)
+        else:
+            raise StoreError(f"{url} is in no bucket that --async-bucket allows")
 
 
 @cache
@@ -70,32 +111,55 @@ def s3() -> Any:
     return boto3.session.Session().client("s3", config=limits)
 
 
-class S3Output:
-    """Answers as objects below a URL, in the way of FolderOutput."""
+def _write_file(file: Path, data: bytes) -> None:
+    """Write a file under another name and rename it, so nobody reads half of it. Raises
+    StoreError.
+    """
+    part = file.with_name(f".{uuid.uuid4().hex}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(data)
+        part.replace(file)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
 
-    def __init__(self, root: str) -> None:
-        self._root = root.rstrip("/")
+        raise cannot_write(file, error) from error
 
-    def url(self, path: str) -> str:
-        """Return the URL of the answer at `path`."""
-        return f"{self._root}/{path}"
 
-    def write(self, path: str, data: bytes, media_type: str) -> None:
-        """Write an object. Raises StoreError if it is not there afterwards, for S3's answer may be
-        lost.
-        """
-        bucket, key = parse_s3(self.url(path))
-        try:
-            s3().put_object(Bucket=bucket, Key=key, Body=data, ContentType=media_type)
-        except Exception as error:
-            with suppress(Exception):
-                etag = s3().head_object(Bucket=bucket, Key=key)["ETag"].strip('"')
-                # It is the ETag of most objects.
-                md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
-                if etag == md5:
-                    return
+def _write_object(url: str, data: bytes, media_type: str) -> None:
+    """Write an object. Raises StoreError if it is not there afterwards, for S3's answer may be
+    lost.
+    """
+    bucket, key = parse_s3(url)
+    try:
+        s3().put_object(Bucket=bucket, Key=key, Body=data, ContentType=media_type)
+    except Exception as error:
+        with suppress(Exception):
+            etag = s3().head_object(Bucket=bucket, Key=key)["ETag"].strip('"')
+            # It is the ETag of most objects.
+            md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            if etag == md5:
+                return
 
-            raise StoreError(f"{self.url(path)} cannot be written: {cause_line(error)}") from error
+        raise StoreError(
+            f"{url} cannot be written: {cause_line(error)}", may_pass=_may_pass(error)
+        ) from error
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether S3 may do later what it has not done now: nothing answered, or with a fault of its
+    own.
+    """
+    if isinstance(error, StoreError):
+        return False
+
+    from botocore.exceptions import ClientError, HTTPClientError  # type: ignore[import-untyped]
+
+    if isinstance(error, ClientError):
+        return bool(error.response["ResponseMetadata"]["HTTPStatusCode"] >= 500)
+
+    return isinstance(error, HTTPClientError)
 
 
 class Inputs:

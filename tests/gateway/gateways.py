@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,11 +88,14 @@ class Gateway:
 
 
 @contextmanager
-def gateway(*flags: str, environ: Mapping[str, str] | None = None) -> Iterator[Gateway]:
-    """Run `lmi gateway` on a free port until the block ends."""
+def gateway(
+    *flags: str, environ: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+) -> Iterator[Gateway]:
+    """Run `lmi gateway` on a free port until the block ends. `prefix` begins its command."""
     with tempfile.TemporaryDirectory(prefix="lmi-gateway-") as folder:
         log = Path(folder) / "log"
         command = [
+            *prefix,
             sys.executable,
             "-P",
             "-m",

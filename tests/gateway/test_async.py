@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from lmi.gateway.async_invocations import EXPIRED, STOPPED, AsyncInvocations, AsyncJob
-from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint, WatchedContainer
+from lmi.gateway.async_invocations import EXPIRED, STOPPED, AsyncInvocations
+from lmi.gateway.async_job import AsyncJob
+from lmi.gateway.async_queue import AsyncQueue
+from lmi.gateway.endpoints import ANY, TIMED_OUT, Endpoints
 from lmi.gateway.errors import AwsError
+from lmi.gateway.stores import Answers, Inputs
 from tests.gateway.gateways import (
     Gateway,
     ScriptedContainer,
@@ -322,13 +325,23 @@ class Queue:
     """The queue in this process, in front of a container."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.invocations = AsyncInvocations(None, str(folder), max_running=4)
-        self._endpoint = AwsEndpoint("any", WatchedContainer(url))
+        self._answers = Answers(str(folder), {})
+        self.invocations = AsyncInvocations(
+            Endpoints({ANY: url}, {}), Inputs(None), self._answers, AsyncQueue(None), max_running=4
+        )
 
-    def add(self, name: str, ttl_s: float = 60.0) -> None:
-        names = {"inference_id": name, "output": name, "failure": f"{name}-error"}
-        names |= {"region": "local", "expires_s": time.monotonic() + ttl_s}
-        self.invocations.add(AsyncJob(endpoint=self._endpoint, headers=[], input=b"{}", **names))
+    async def add(self, name: str, ttl_s: float = 60.0) -> None:
+        job = AsyncJob(
+            endpoint="any",
+            region="local",
+            inference_id=name,
+            headers=[],
+            body=b"{}",
+            output=self._answers.url(name),
+            failure=self._answers.url(f"{name}-error"),
+            expires_s=time.time() + ttl_s,
+        )
+        await self.invocations.add(job)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -340,8 +353,8 @@ async def until(condition: Callable[[], object]) -> None:
 def test_an_invocation_that_waits_for_longer_than_its_ttl_is_a_failure(tmp_path: Path) -> None:
     async def scenario() -> None:
         queue = Queue(container.url, tmp_path)
-        queue.add("late", ttl_s=0.0)
-        queue.add("next")
+        await queue.add("late", ttl_s=0.0)
+        await queue.add("next")
         await until(lambda: len(list(tmp_path.iterdir())) == 2)
         await queue.invocations.close()
 
@@ -357,11 +370,15 @@ def test_a_thousand_invocations_may_wait_and_each_has_its_file_when_the_gateway_
 ) -> None:
     async def scenario() -> None:
         queue = Queue(container.url, tmp_path)
-        for number in range(1000):
-            queue.add(f"{number}")
+        for number in range(4):
+            await queue.add(f"{number}")
+
+        await until(lambda: len(container.seen) == 4)
+        for number in range(4, 1004):
+            await queue.add(f"{number}")
 
         with pytest.raises(AwsError, match="1000 async invocations wait") as caught:
-            queue.add("too many")
+            await queue.add("too many")
 
         assert (caught.value.kind, caught.value.status) == ("ThrottlingException", 429)
 
@@ -371,7 +388,7 @@ def test_a_thousand_invocations_may_wait_and_each_has_its_file_when_the_gateway_
         asyncio.run(scenario())
 
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"{number}-error" for number in range(1000)
+        f"{number}-error" for number in range(1004)
     }
 
 
@@ -466,6 +483,51 @@ def test_an_output_that_s3_took_is_not_followed_by_a_failure(s3: S3Server, moto_
     assert [stored_object["Key"] for stored_object in stored_objects] == [key]
 
 
+class LosingS3(S3Server):
+    """An S3 that is down, or that takes each object and is not heard."""
+
+    is_down = True
+
+    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        if self.is_down and method in ("PUT", "HEAD"):
+            return Answer(503)
+
+        return super().answer(method, path, headers, body)
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_an_answer_that_was_known_when_the_gateway_was_killed_is_the_one_that_is_left(
+    tmp_path: Path, s3: S3Server, moto_port: int, is_written: bool
+) -> None:
+    """The object was written when the gateway was killed, and the gateway did not know; or not."""
+    prefix = f"written-{is_written}/"
+    queue = tmp_path / "queue"
+    with LosingS3(moto_port) as losing, scripted(ANSWER) as container:
+        losing.is_down = not is_written
+        pause = losing.hold("PUT /bucket/written-True", after=0)
+        flags = ["--endpoint", container.url, "--s3-endpoint", losing.url]
+        flags += ["--async-queue", str(queue), "--async-output", f"s3://bucket/{prefix}"]
+        with gateway(*flags, environ=losing.environ) as aws:
+            accepted = aws.runtime.invoke_endpoint_async(EndpointName="any", Body=b"{}")
+            if is_written:
+                assert pause.reached.wait(60)
+            else:
+                wait_until(lambda: losing.num_requests("PUT /bucket/"), "it is about to be written")
+
+            os.kill(aws.process.pid, signal.SIGKILL)
+            aws.process.wait(60)
+
+        pause.released.set()
+        losing.is_down = False
+        container.script = whole(b"another answer", 500)
+        with gateway(*flags, environ=losing.environ):
+            wait_until(lambda: not list(queue.glob("*.job")), "nothing is kept any more")
+
+        objects = s3.client.list_objects_v2(Bucket="bucket", Prefix=prefix)["Contents"]
+        assert [f"s3://bucket/{entry['Key']}" for entry in objects] == [accepted["OutputLocation"]]
+        assert len(container.seen) == 1
+
+
 def test_a_gateway_that_is_stopped_does_not_wait_for_an_input_that_hangs(
     s3: S3Server, tmp_path: Path
 ) -> None:
@@ -496,12 +558,12 @@ def test_every_invocation_has_one_file_whenever_the_gateway_stops(
     async def scenario() -> None:
         queue = Queue(container.url, tmp_path)
         for number in range(40):
-            queue.add(f"{number}")
+            await queue.add(f"{number}")
 
         await asyncio.sleep(stop_after_s)
         await queue.invocations.close()
         with pytest.raises(AwsError, match="stops"):
-            queue.add("later")
+            await queue.add("later")
 
     with scripted(ANSWER) as container:
         asyncio.run(scenario())

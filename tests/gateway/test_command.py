@@ -70,6 +70,10 @@ def test_sources_of_models_and_places_of_async_invocations_are_read(tmp_path: Pa
         str(folder),
         "--async-concurrency",
         "9",
+        "--async-queue",
+        "kept",
+        "--async-bucket",
+        f"answers={folder}",
         "--s3-endpoint",
         "http://a",
     ]
@@ -80,6 +84,8 @@ def test_sources_of_models_and_places_of_async_invocations_are_read(tmp_path: Pa
         async_output=str(Path.cwd() / "out"),
         async_input=folder,
         async_concurrency=9,
+        async_queue=Path.cwd() / "kept",
+        async_buckets={"answers": str(folder)},
         s3_endpoint="http://a",
     )
 
@@ -117,6 +123,7 @@ def test_what_a_control_plane_allows_is_read(tmp_path: Path) -> None:
         ("--async-output s3://", "must be a folder or s3://BUCKET"),
         ("--async-input /nowhere", "does not exist"),
         ("--async-concurrency 0", "0"),
+        ("--async-bucket mine=/nowhere", "--async-bucket must name a folder that exists"),
     ],
 )
 def test_a_flag_against_its_rule_is_a_usage_error(flags: str, rule: str) -> None:

@@ -148,6 +148,63 @@ def test_an_update_fails_no_request_and_a_failed_one_goes_back(plane: ControlPla
     plane.delete("live")
 
 
+def test_a_configuration_says_where_answers_of_asynchronous_requests_go(tmp_path: Path) -> None:
+    answers = tmp_path / "answers"
+    answers.mkdir()
+    with control_plane(tmp_path, "--async-bucket", f"answers={answers}") as plane:
+        plane.model("echo")
+        variant = {"VariantName": "echo", "ModelName": "echo", "InitialInstanceCount": 1}
+        variant["InstanceType"] = "ml.g6.2xlarge"
+
+        def create(output: str, failure: str) -> None:
+            places = {"S3OutputPath": output, "S3FailurePath": failure}
+            plane.control.create_endpoint_config(
+                EndpointConfigName="later",
+                ProductionVariants=[variant],
+                AsyncInferenceConfig={"OutputConfig": places},
+            )
+
+        for output, rule in (
+            ("s3://models/echo", "a bucket that --async-bucket allows"),
+            ("s3://answers/../control", "no part that is empty, . or .."),
+        ):
+            with fails("ValidationException", 400) as error:
+                create(output, "s3://answers/failed")
+
+            assert rule in error["Error"]["Message"]
+
+        create("s3://answers/a/b/", "s3://answers/failed")
+        plane.create("later", "later")
+        plane.wait_in_service("later")
+
+        invoke = plane.aws.runtime.invoke_endpoint_async
+        good = invoke(
+            EndpointName="later", Body=BODY, Filename="one.json", S3OutputPathExtension="c"
+        )
+        bad = invoke(EndpointName="later", Body=b"{}")
+        assert good["OutputLocation"] == "s3://answers/a/b/c/one.json"
+        assert bad["FailureLocation"].startswith("s3://answers/failed/")
+
+        output = answers / "a/b/c/one.json"
+        failure = answers / bad["FailureLocation"].removeprefix("s3://answers/")
+        wait_until(lambda: output.exists() and failure.exists(), "both have their files")
+        assert json.loads(output.read_bytes()) == {"generated_text": "hello"}
+        assert json.loads(failure.read_bytes())["OriginalStatusCode"] == 424
+        assert len(list(answers.rglob("*.*"))) == 2
+
+        # Killed with its endpoint, which comes back before what was accepted runs.
+        accepted = [invoke(EndpointName="later", Body=BODY) for _ in range(20)]
+        os.kill(plane.aws.process.pid, signal.SIGKILL)
+
+    files = [
+        answers / answer["OutputLocation"].removeprefix("s3://answers/") for answer in accepted
+    ]
+    with control_plane(tmp_path, "--async-bucket", f"answers={answers}"):
+        wait_until(lambda: all(file.exists() for file in files), "each has its answer")
+
+    assert len(list(answers.rglob("*.*"))) == 22
+
+
 def test_variants_share_requests_by_weight_and_are_resized(plane: ControlPlane) -> None:
     plane.config("two", "echo", "other")
     plane.create("two", "two")

@@ -2,11 +2,12 @@
 traffic.
 """
 
+from lmi.errors import shorten
 from lmi.gateway.control.fleet import sizes_of
 from lmi.gateway.control.models import container_of
 from lmi.gateway.control.plain_resources import PlainResources
 from lmi.gateway.control.plane import Plane
-from lmi.gateway.control.resources import CONFIG, Deployment, check_name
+from lmi.gateway.control.resources import CONFIG, Deployment, answer_roots, check_name
 from lmi.gateway.control.service_model import Members, invalid
 
 CONFIGS = PlainResources(CONFIG, lambda store: store.configs)
@@ -20,6 +21,11 @@ def create(plane: Plane, members: Members, region: str) -> Members:
 
     if members.get("ShadowProductionVariants"):
         raise invalid("ShadowProductionVariants are not run by this gateway.")
+
+    for root in answer_roots(members):
+        rule = plane.answers.broken_rule(root) if root else ""
+        if rule:
+            raise invalid(f"S3OutputPath and S3FailurePath {rule}, given {shorten(root)}")
 
     num_models = 0
     for variant in variants:

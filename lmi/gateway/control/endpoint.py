@@ -25,6 +25,7 @@ from lmi.gateway.control.resources import (
     Deployment,
     EndpointResource,
     VariantSize,
+    answer_roots,
 )
 from lmi.gateway.control.store import ResourceTable
 from lmi.gateway.endpoints import AwsEndpoint
@@ -131,7 +132,13 @@ class EndpointLife(ResourceLife[EndpointResource]):
             lambda: self._group(variant_name),
             self.resource.status,
         )
-        return AwsEndpoint(self.name, container, self.resource.created_s, variant_name)
+        return AwsEndpoint(
+            self.name,
+            container,
+            self.resource.created_s,
+            variant_name,
+            answer_roots(self.resource.deployment.config),
+        )
 
     def find_component(self, component: ComponentLife) -> AwsEndpoint:
         """Return the endpoint with one of its components. Raises AwsError."""

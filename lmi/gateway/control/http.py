@@ -1,6 +1,7 @@
 """The door of the control plane: what the gateway's requests ask of it."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from lmi.errors import shorten
 from lmi.gateway.control.operations import OPERATIONS
@@ -38,6 +39,11 @@ class ControlledEndpoints:
             return life.find(values.get("TargetVariant"))
 
         return life.find_component(self._plane.invoked_component(name, component))
+
+    async def wait_until_back(self, name: str) -> None:
+        """Return when an endpoint that a former gateway has had is settled, or if there is none."""
+        with suppress(AwsError):
+            await self._plane.invoked(name).wait_settled()
 
     def adapter(self, endpoint: str, component: str | None) -> str:
         """Return the adapter of a component, or "". Raises AwsError."""

@@ -12,6 +12,7 @@ from lmi.gateway.control.endpoint import EndpointLife
 from lmi.gateway.control.group import Capacity
 from lmi.gateway.control.store import ControlState
 from lmi.gateway.errors import ACCOUNT, invalid as invalid_invocation
+from lmi.gateway.stores import Answers
 
 
 class Plane:
@@ -26,7 +27,9 @@ class Plane:
         images: Sequence[str],
         trusts_models: bool,
         max_containers: int,
+        answers: Answers,
     ) -> None:
+        self.answers = answers
         self.store = ControlState(folder)
         self.definitions = Definitions(
             folder=folder, buckets=buckets, images=images, trusts_models=trusts_models

@@ -9,6 +9,7 @@ import msgspec
 
 from lmi.errors import shorten
 from lmi.gateway.control.service_model import Members, invalid
+from lmi.gateway.endpoints import AnswerRoots
 from lmi.gateway.errors import ACCOUNT, AwsError
 
 # Names are parts of paths: of the logs of containers.
@@ -129,6 +130,16 @@ def tags_of(members: Members) -> dict[str, str]:
         tags[tag["Key"]] = tag["Value"]
 
     return tags
+
+
+def answer_roots(config: Members) -> AnswerRoots:
+    """Return where a configuration wants answers of async invocations, and their errors, which are
+    beside the answers if it does not say.
+    """
+    asynchronous = config.get("AsyncInferenceConfig") or {}
+    places = asynchronous.get("OutputConfig") or {}
+    output = places.get("S3OutputPath") or ""
+    return AnswerRoots(output, places.get("S3FailurePath") or output)
 
 
 def check_name(name: str) -> str:

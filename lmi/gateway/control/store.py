@@ -1,8 +1,6 @@
 """The state of the control plane: one file, which is written whole at each change."""
 
-import fcntl
 import logging
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -21,6 +19,7 @@ from lmi.gateway.control.resources import (
     ResourceKind,
 )
 from lmi.gateway.errors import AwsError
+from lmi.gateway.state_folder import lock_folder
 from lmi.shared.files import write_whole
 
 # Of each kind.
@@ -108,18 +107,11 @@ class ControlState:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._file = folder / "state.json"
+        self._lock = lock_folder(folder, "--control-dir")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # The environment of a model may hold secrets, and a log may show some.
-            folder.chmod(0o700)
-            # It is freed when this process ends, however it ends.
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             state = _State()
             if self._file.exists():
                 state = msgspec.json.decode(self._file.read_bytes(), type=_State)
-        except BlockingIOError:
-            raise BadConfiguration(f"--control-dir {folder} belongs to another gateway") from None
         except (OSError, msgspec.MsgspecError) as error:
             raise BadConfiguration(f"--control-dir {folder}: {cause_line(error)}") from None
 
