@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.numpy import load_file
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import tiny_model
 
@@ -238,16 +237,22 @@ def _config_of_compressed_tensors(variant: Variant) -> dict[str, Any]:
 
 def quantised_model(folder: Path, variant: Variant, family: str = FAMILY) -> tuple[Path, Path]:
     """Make a quantised checkpoint, and one of the floats that its numbers are."""
-    quantised = Path(shutil.copytree(tiny_model(family), folder / "quantised"))
-    floats = Path(shutil.copytree(tiny_model(family), folder / "floats"))
-    tensors = load_file(floats / WEIGHTS)
+    return quantised_folder(tiny_model(family), folder, variant, is_turned=family == "gpt2")
+
+
+def quantised_folder(
+    source: Path, folder: Path, variant: Variant, *, is_turned: bool = False
+) -> tuple[Path, Path]:
+    """Make both of a checkpoint in float32 or bfloat16, whose linears may be (num_in, num_out)."""
+    quantised = Path(shutil.copytree(source, folder / "quantised"))
+    floats = Path(shutil.copytree(source, folder / "floats"))
+    tensors = _floats_of(floats / WEIGHTS)
     parts: Arrays = {}
     for seed, (name, tensor) in enumerate(tensors.items()):
         if not _is_quantised(name, tensor, variant):
             parts[name] = tensor
             continue
 
-        is_turned = family == "gpt2"
         numbers = quantise(tensor.T if is_turned else tensor, variant, seed)
         tensors[name] = numbers.floats.T if is_turned else numbers.floats
         path = name.removesuffix(".weight")
@@ -260,6 +265,10 @@ def quantised_model(folder: Path, variant: Variant, family: str = FAMILY) -> tup
     config["quantization_config"] = quantization_config(variant)
     (quantised / CONFIG).write_text(json.dumps(config))
     return quantised, floats
+
+
+def _floats_of(file: Path) -> Arrays:
+    return {name: tensor.float().numpy() for name, tensor in load_file(file).items()}
 
 
 def write(folder: Path, arrays: Arrays, scale_dtype: torch.dtype = torch.float16) -> None:

@@ -24,8 +24,10 @@ from handlers.lmi_dist.native.pages import Arena
 from handlers.lmi_dist.native.records import (
     BF16,
     BITS4,
+    BITS4_ZERO,
     BITS8,
     BITS8_HALVES,
+    BITS8_ZERO,
     F32,
     INT8,
     TOKENS_PER_BLOCK,
@@ -41,7 +43,7 @@ from lmi.settings.config import EngineConfig
 from lmi.shared.gguf_file import TensorType
 
 # The bytes of a number by its format. 64 numbers of int8 share a scale and a sum, and 32 numbers in
-# blocks share two scales, or a scale and a minimum.
+# blocks share two scales, or a scale and a minimum or a zero point.
 BYTES_OF = {
     F32: 4.0,
     BF16: 2.0,
@@ -49,6 +51,8 @@ BYTES_OF = {
     BITS4: 0.5 + 4 / 32,
     BITS8: 1 + 4 / 32,
     BITS8_HALVES: 1 + 4 / 32,
+    BITS4_ZERO: 0.5 + 4 / 32,
+    BITS8_ZERO: 1 + 4 / 32,
 }
 # What the engine says of its weights, by the narrowest format that one has.
 _DTYPES = {
@@ -58,6 +62,8 @@ _DTYPES = {
     BITS4: "4-bit blocks",
     BITS8: "8-bit blocks",
     BITS8_HALVES: "8-bit blocks",
+    BITS4_ZERO: "4-bit blocks",
+    BITS8_ZERO: "8-bit blocks",
 }
 # So many are taken at a time for the weights of an adapter, and go with it.
 _ADAPTER_BYTES = 2 << 20

@@ -1,4 +1,4 @@
-"""The numbers in the blocks of GGUF's tensors, in float32.
+"""The numbers in the blocks of GGUF's tensors, and in two types of blocks of our own, in float32.
 
 A block holds the next elements of a row as small whole numbers q, with the scales that they share.
 Every function takes blocks as rows of bytes, (num_blocks, bytes of one), and gives float32,
@@ -13,6 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi.shared.gguf_file import TensorType
+
+ZERO4 = TensorType("ZERO4", 32, 21)
+"""Numbers q of four bits that no file has in blocks: a scale in float32, a byte z, then the bits of
+q as in Q4_0. A number is d * (q - z).
+"""
+ZERO8 = TensorType("ZERO8", 32, 37)
+"""The same of eight bits: z and q have a sign."""
 
 # Arrays of uint8.
 Bytes: TypeAlias = npt.NDArray[Any]
@@ -96,6 +103,21 @@ def _q8_0(blocks: Bytes) -> Floats:
 
 def _iq4_nl(blocks: Bytes) -> Floats:
     return _halves(blocks, 0) * IQ4_VALUES[_nibbles(blocks[:, 2:])]
+
+
+def _zero4(blocks: Bytes) -> Floats:
+    q = _nibbles(blocks[:, 5:])
+    return _scale_of_float32(blocks) * (q.astype(np.float32) - blocks[:, 4:5])
+
+
+def _zero8(blocks: Bytes) -> Floats:
+    z = blocks[:, 4:5].view(np.int8)
+    q = blocks[:, 5:].view(np.int8)
+    return _scale_of_float32(blocks) * (q.astype(np.float32) - z)
+
+
+def _scale_of_float32(blocks: Bytes) -> Floats:
+    return np.ascontiguousarray(blocks[:, :4]).view(np.float32)
 
 
 def _q4_k(blocks: Bytes) -> Floats:
@@ -186,4 +208,6 @@ DEQUANTISE: dict[str, Callable[[Bytes], Floats]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
+    "ZERO4": _zero4,
+    "ZERO8": _zero8,
 }

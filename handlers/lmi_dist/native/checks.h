@@ -35,7 +35,7 @@ inline bool is_there(const char* name, const void* pointer) { return pointer || 
 
 inline bool is_panels(const Panels* panels, int num_in, int num_out) {
     return is_there("weight", panels) && is_there("data of a weight", panels->data) &&
-           is_between("format of a weight", panels->format, LMI_F32, LMI_BITS8_HALVES) &&
+           is_between("format of a weight", panels->format, LMI_F32, LMI_BITS8_ZERO) &&
            is_equal("num_in of a weight", panels->num_in, "the width of the input", num_in) &&
            is_equal("num_out of a weight", panels->num_out, "the width of the output", num_out) &&
            (!is_small(panels->format) ||
@@ -56,7 +56,7 @@ inline bool are_parts(const Panels* panels, int num_in, int num_out) {
 // The rows of a weight can be read only in these formats.
 inline bool is_table(const Panels* panels, int width, int vocab_size) {
     return is_panels(panels, width, vocab_size) &&
-           is_between("format of Embed's weight", panels->format, LMI_BITS4, LMI_BITS8_HALVES) &&
+           is_between("format of Embed's weight", panels->format, LMI_BITS4, LMI_BITS8_ZERO) &&
            (!panels->rest || refuse("Embed's weight must have one part"));
 }
 

@@ -1,8 +1,10 @@
-// Weights in the blocks of GGUF, packed as they are into the formats of 4 and 8 bits, and rows of such weights.
+// Weights in the blocks of GGUF and in two types of our own, packed as they are into the formats of 4 and 8 bits, and
+// rows of such weights.
 //
 // A type's weights are whole numbers with a scale for each 16 or 32 of them and, in some types, a minimum. Numbers are
 // kept exactly. Scales and minima are kept in float16: as a block has them, or, in types with two levels of scales, as
-// the nearest ones to the products of both.
+// the nearest ones to the products of both. Our own types have a zero point, which is kept exactly too, and a scale in
+// float32, of which the first 15 bits of the fraction stay: enough for every float16 and bfloat16.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +36,8 @@ inline BlockShape shape_of(int type) {
         case LMI_Q4_K: return {SUPER_GROUPS, 144, LMI_BITS4};
         case LMI_Q5_K: return {SUPER_GROUPS, 176, LMI_BITS8};
         case LMI_Q6_K: return {SUPER_GROUPS, 210, LMI_BITS8_HALVES};
+        case LMI_ZERO4: return {1, 21, LMI_BITS4_ZERO};
+        case LMI_ZERO8: return {1, 37, LMI_BITS8_ZERO};
         default: return {0, 0, 0};
     }
 }
@@ -44,6 +48,8 @@ struct SmallGroup {
     int weights[SMALL_GROUP];
     float scale;
     float minimum = 0;
+    // It is subtracted from each weight.
+    int zero_point = 0;
 };
 
 // ---- Blocks ----------------------------------------------------------------------------------------------------------
@@ -52,6 +58,12 @@ inline float half_at(const uint8_t* at) {
     uint16_t bits;
     std::memcpy(&bits, at, 2);
     return from_float16(bits);
+}
+
+inline float float_at(const uint8_t* at) {
+    float x;
+    std::memcpy(&x, at, 4);
+    return x;
 }
 
 // Four bits of each weight: the lower ones of 16 bytes, then the upper ones.
@@ -156,6 +168,16 @@ inline SmallGroup read_group(int type, const uint8_t* block, int index) {
             break;
         case LMI_Q5_K: read_q5_k(block, index, group); break;
         case LMI_Q6_K: read_q6_k(block, index, group); break;
+        case LMI_ZERO4:
+            group.scale = float_at(block);
+            group.zero_point = block[4];
+            read_nibbles(block + 5, group);
+            break;
+        case LMI_ZERO8:
+            group.scale = float_at(block);
+            group.zero_point = int8_t(block[4]);
+            for (int i = 0; i < SMALL_GROUP; i++) group.weights[i] = int8_t(block[5 + i]);
+            break;
         default: read_iq4_nl(block, group);
     }
 
@@ -179,6 +201,16 @@ inline uint16_t to_float16(float x) {
 // Where the two float16 of a lane lie behind the weights of its group.
 constexpr int halves_at(int lane) { return lane / VL * 4 * VL + lane % VL * 2; }
 
+// A scale, to nearest, ties to even, and a zero point. What is too large becomes infinity.
+inline uint32_t word_of(float scale, int zero_point) {
+    uint32_t bits = bits_as<uint32_t>(scale);
+    if (scale != scale)
+        bits |= 0x00400000;
+    else
+        bits += ZERO_MASK / 2 + (bits >> ZERO_BITS & 1);
+    return (bits & ~ZERO_MASK) | (zero_point & ZERO_MASK);
+}
+
 // Writes a group of a panel's channel `lane`.
 inline void write_group(const SmallGroup& group, int format, int lane, char* to) {
     const int per_word = SMALL_GROUP / bits_of(format);
@@ -189,7 +221,14 @@ inline void write_group(const SmallGroup& group, int format, int lane, char* to)
         std::memcpy(to + (i / per_word * NR + lane) * 4, &word, 4);
     }
 
-    char* halves = to + small_group_weight_bytes(format) + halves_at(lane);
+    char* end = to + small_group_weight_bytes(format);
+    if (has_zero(format)) {
+        const uint32_t word = word_of(group.scale, group.zero_point);
+        std::memcpy(end + lane * 4, &word, 4);
+        return;
+    }
+
+    char* halves = end + halves_at(lane);
     const uint16_t scale = to_float16(group.scale);
     const uint16_t minimum = to_float16(group.minimum);
     std::memcpy(halves, &scale, 2);
@@ -220,6 +259,20 @@ inline void pack_blocks(const uint8_t* blocks, int type, int num_out, int num_in
 
 // ---- Rows of packed weights ------------------------------------------------------------------------------------------
 
+// The scale of a group of channel `lane` and what is added, or in BITS8_HALVES both scales. `end` lies behind the
+// weights of the group.
+inline std::pair<float, float> factors_of(const char* end, int format, int lane) {
+    if (has_zero(format)) {
+        uint32_t word;
+        std::memcpy(&word, end + lane * 4, 4);
+        const float scale = bits_as<float>(word & ~ZERO_MASK);
+        return {scale, -(scale * int8_t(word))};
+    }
+
+    const uint8_t* halves = reinterpret_cast<const uint8_t*>(end + halves_at(lane));
+    return {half_at(halves), half_at(halves + 2 * VL)};
+}
+
 // Row `channel` of a weight (num_out, num_in) in a format of 4 or 8 bits, in float32.
 inline void unpack_row(const Panels& panels, int64_t channel, float* out) {
     const int format = panels.format;
@@ -227,16 +280,14 @@ inline void unpack_row(const Panels& panels, int64_t channel, float* out) {
     const int lane = channel % NR;
     const char* group = panel_of(panels, channel / NR);
     for (int k = 0; k < panels.num_in; k += SMALL_GROUP, group += small_group_bytes(format)) {
-        const char* halves = group + small_group_weight_bytes(format) + halves_at(lane);
-        const float scale = half_at(reinterpret_cast<const uint8_t*>(halves));
-        const float minimum = half_at(reinterpret_cast<const uint8_t*>(halves + 2 * VL));
+        const auto [scale, minimum] = factors_of(group + small_group_weight_bytes(format), format, lane);
         for (int i = 0; i < SMALL_GROUP; i++) {
             uint32_t word;
             std::memcpy(&word, group + (i / per_word * NR + lane) * 4, 4);
             const uint32_t bits = word >> shift_of(format, i % per_word);
-            if (format == LMI_BITS4)
+            if (bits_of(format) == 4)
                 out[k + i] = scale * (bits & 15) + minimum;
-            else if (format == LMI_BITS8)
+            else if (format != LMI_BITS8_HALVES)
                 out[k + i] = scale * int8_t(bits) + minimum;
             else
                 out[k + i] = (i < SMALL_GROUP / 2 ? scale : minimum) * int8_t(bits);

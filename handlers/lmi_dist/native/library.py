@@ -17,6 +17,7 @@ import numpy as np
 
 from handlers.lmi_dist.arrays import Array, dtype_name, is_float
 from handlers.lmi_dist.gguf.block_rows import BlockRows, joined_by_type
+from handlers.lmi_dist.gguf.blocks import ZERO4, ZERO8
 from handlers.lmi_dist.native.pages import Arena
 from handlers.lmi_dist.native.records import (
     ABI,
@@ -31,8 +32,8 @@ from handlers.lmi_dist.native_variants import library_file, variant_here
 from lmi.shared import machine
 from lmi.shared.gguf_file import TENSOR_TYPES, TensorType
 
-# The kernels know a type by the number that files have for it.
-TYPE_NUMBERS = {kind: number for number, kind in TENSOR_TYPES.items()}
+# The kernels know a type by the number that files have for it, and those of no file by their own.
+TYPE_NUMBERS = {kind: number for number, kind in TENSOR_TYPES.items()} | {ZERO4: 1000, ZERO8: 1001}
 
 
 class NotAvailable(Exception):

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#define LMI_ABI 5
+#define LMI_ABI 6
 
 namespace lmi {
 
@@ -18,10 +18,19 @@ constexpr int MAX_HEAD_DIM = 512;
 enum LmiKind : int32_t { LMI_EMBED, LMI_NORM, LMI_LINEAR, LMI_ATTEND, LMI_GATHER, LMI_CAP, LMI_SHRINK };
 enum LmiActivation : int32_t { LMI_NONE, LMI_SILU, LMI_RELU, LMI_GELU, LMI_GELU_TANH };
 enum LmiDtype : int32_t { LMI_FLOAT32, LMI_BFLOAT16, LMI_FLOAT16 };
-// The formats of packed weights. The last three are those of lmi_pack_blocks: 4 or 8 bits with a scale and a minimum of
-// 32 inputs, and 8 bits with a scale of 16.
-enum LmiFormat : int32_t { LMI_F32, LMI_BF16, LMI_INT8, LMI_BITS4, LMI_BITS8, LMI_BITS8_HALVES };
-// The types of blocks in a GGUF file, by its numbers.
+// The formats of packed weights. The last five are those of lmi_pack_blocks: 4 or 8 bits with a scale and a minimum of
+// 32 inputs, 8 bits with a scale of 16, and 4 or 8 bits with a scale and a zero point of 32.
+enum LmiFormat : int32_t {
+    LMI_F32,
+    LMI_BF16,
+    LMI_INT8,
+    LMI_BITS4,
+    LMI_BITS8,
+    LMI_BITS8_HALVES,
+    LMI_BITS4_ZERO,
+    LMI_BITS8_ZERO
+};
+// The types of blocks in a GGUF file, by its numbers. The last two are in none: those of other quantised weights.
 enum LmiBlockType : int32_t {
     LMI_Q4_0 = 2,
     LMI_Q4_1 = 3,
@@ -31,7 +40,9 @@ enum LmiBlockType : int32_t {
     LMI_Q4_K = 12,
     LMI_Q5_K = 13,
     LMI_Q6_K = 14,
-    LMI_IQ4_NL = 20
+    LMI_IQ4_NL = 20,
+    LMI_ZERO4 = 1000,
+    LMI_ZERO8 = 1001
 };
 
 // A weight (num_out, num_in) that lmi_pack or lmi_pack_blocks has packed.

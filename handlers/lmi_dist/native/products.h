@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #if defined(__AVX2__)
@@ -104,10 +105,13 @@ constexpr int64_t GROUP_BYTES = GROUP * NR + 4 * NR;
 
 // Whether weights of a format multiply rows of 16-bit integers.
 constexpr bool is_small(int format) { return format >= LMI_BITS4; }
-constexpr int bits_of(int format) { return format == LMI_BITS4 ? 4 : 8; }
+constexpr bool has_zero(int format) { return format == LMI_BITS4_ZERO || format == LMI_BITS8_ZERO; }
+constexpr int bits_of(int format) { return format == LMI_BITS4 || format == LMI_BITS4_ZERO ? 4 : 8; }
 
-// A small group of a panel: (SMALL_GROUP * bits / 32, NR) words of weights, then for each vector of channels two float16
-// of each, (2, VL): the scale and the minimum, or in BITS8_HALVES the scales of the first and the last 16 inputs.
+// A small group of a panel: (SMALL_GROUP * bits / 32, NR) words of weights, then 4 bytes for each channel. With zero
+// points they are a word: the scale, a float32 without its lowest 8 bits, and in these the zero point. Else they are for
+// each vector of channels two float16 of each, (2, VL): the scale and the minimum, or in BITS8_HALVES the scales of the
+// first and the last 16 inputs.
 constexpr int64_t small_group_weight_bytes(int format) { return SMALL_GROUP * NR * bits_of(format) / 8; }
 constexpr int64_t small_group_bytes(int format) { return small_group_weight_bytes(format) + 4 * NR; }
 
@@ -413,17 +417,40 @@ inline Vec from_halves(const char* at) {
 #endif
 }
 
+// The scale of each channel in a word, and the zero point below it as a minimum: that times the scale, negative, which
+// float32 holds exactly.
+constexpr int ZERO_BITS = 8;
+constexpr int32_t ZERO_MASK = (1 << ZERO_BITS) - 1;
+inline Vec scale_of_words(Ints words) { return bits_as<Vec>(words & splat(~ZERO_MASK)); }
+inline Vec minimum_of_words(Ints words) {
+    const Ints zero = words << (32 - ZERO_BITS) >> (32 - ZERO_BITS);
+    return -(__builtin_convertvector(zero, Vec) * scale_of_words(words));
+}
+
+// What stands behind the weights of a group, for a vector of channels.
+struct Halves {
+    static inline Vec scale(const char* at, int sum) { return from_halves(at + sum * 2 * VL); }
+    static inline Vec minimum(const char* at) { return from_halves(at + 2 * VL); }
+};
+
+struct WordsWithZero {
+    static inline Vec scale(const char* at, int) { return scale_of_words(ints(at)); }
+    static inline Vec minimum(const char* at) { return minimum_of_words(ints(at)); }
+};
+
 // Words hold weights from 0 to 15.
-struct FourBits {
-    static constexpr int FORMAT = LMI_BITS4;
+template <class Scales = Halves>
+struct FourBits : Scales {
+    static constexpr int FORMAT = std::is_same<Scales, Halves>::value ? LMI_BITS4 : LMI_BITS4_ZERO;
     // The sums of a group: each has a scale of its own.
     static constexpr int NUM_SUMS = 1;
     static inline Ints pair(Ints words, int i) { return words >> 4 * i & splat(0x000f000f); }
 };
 
 // Words hold weights from -128 to 127.
-struct EightBits {
-    static constexpr int FORMAT = LMI_BITS8;
+template <class Scales = Halves>
+struct EightBits : Scales {
+    static constexpr int FORMAT = std::is_same<Scales, Halves>::value ? LMI_BITS8 : LMI_BITS8_ZERO;
     static constexpr int NUM_SUMS = 1;
 
     static inline Ints pair(Ints words, int i) {
@@ -432,7 +459,7 @@ struct EightBits {
     }
 };
 
-struct EightBitsInHalves : EightBits {
+struct EightBitsInHalves : EightBits<> {
     static constexpr int FORMAT = LMI_BITS8_HALVES;
     static constexpr int NUM_SUMS = 2;
 };
@@ -485,10 +512,11 @@ struct SmallTile {
                 UNROLLED for (int j = 0; j < 2 * P; j++) {
                     // Behind the weights of the group.
                     const char* end = panel + j / 2 * bytes + (g + 1) * GROUP_BYTES - (2 - j % 2) * 4 * VL;
-                    const Vec factor = from_halves(end + half * 2 * VL);
+                    const Vec factor = Weights::scale(end, half);
+                    const Vec minimum = Weights::NUM_SUMS == 1 ? Weights::minimum(end) : Vec{};
                     UNROLLED for (int m = 0; m < M; m++) {
                         const float* of_row = scale + m * groups * 2;
-                        if (Weights::NUM_SUMS == 1) totals[m][j] += from_halves(end + 2 * VL) * splat(of_row[1]);
+                        if (Weights::NUM_SUMS == 1) totals[m][j] += minimum * splat(of_row[1]);
                         totals[m][j] += __builtin_convertvector(sums[m][j], Vec) * factor * splat(of_row[0]);
                     }
                 }
@@ -578,8 +606,13 @@ inline const Multiply& int8_multiply() {
 
 template <class Dot>
 const Multiply& small_multiply_by(int format) {
-    if (format == LMI_BITS4) return by<SmallTile<FourBits, Dot>>;
-    return format == LMI_BITS8 ? by<SmallTile<EightBits, Dot>> : by<SmallTile<EightBitsInHalves, Dot>>;
+    switch (format) {
+        case LMI_BITS4: return by<SmallTile<FourBits<>, Dot>>;
+        case LMI_BITS4_ZERO: return by<SmallTile<FourBits<WordsWithZero>, Dot>>;
+        case LMI_BITS8: return by<SmallTile<EightBits<>, Dot>>;
+        case LMI_BITS8_ZERO: return by<SmallTile<EightBits<WordsWithZero>, Dot>>;
+        default: return by<SmallTile<EightBitsInHalves, Dot>>;
+    }
 }
 
 inline const Multiply& small_multiply(int format) {

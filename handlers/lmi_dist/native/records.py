@@ -8,16 +8,18 @@ import numpy as np
 
 from handlers.lmi_dist.arrays import BFLOAT16, Array
 
-ABI = 5
+ABI = 6
 TOKENS_PER_BLOCK = 64
-# The formats of packed weights. The last three keep the blocks of a GGUF file: 4 or 8 bits with a
-# scale and a minimum of 32 numbers, and 8 bits with a scale of 16.
+# The formats of packed weights. From BITS4 on they keep blocks: 4 or 8 bits with a scale and a
+# minimum of 32 numbers, 8 bits with a scale of 16, and 4 or 8 bits with a scale and a zero point.
 F32 = 0
 BF16 = 1
 INT8 = 2
 BITS4 = 3
 BITS8 = 4
 BITS8_HALVES = 5
+BITS4_ZERO = 6
+BITS8_ZERO = 7
 DTYPE_NUMBERS = {
     np.dtype(np.float32): 0,
     BFLOAT16: 1,

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from handlers.lmi_dist.gguf.blocks import BLOCKS_AT_A_TIME, DEQUANTISE, dequantise
+from handlers.lmi_dist.gguf.blocks import BLOCKS_AT_A_TIME, DEQUANTISE, ZERO4, ZERO8, dequantise
 from lmi.shared.gguf_file import TENSOR_TYPES, TensorType
 
 WITH_BLOCKS = [kind for kind in TENSOR_TYPES.values() if kind.num_elements > 1]
@@ -43,7 +43,7 @@ def test_what_is_read_in_parts_is_what_is_read_at_once() -> None:
 
 
 def test_every_type_with_blocks_has_its_numbers_and_the_sizes_of_ggml() -> None:
-    assert {kind.name for kind in WITH_BLOCKS} == DEQUANTISE.keys()
+    assert {kind.name for kind in (*WITH_BLOCKS, ZERO4, ZERO8)} == DEQUANTISE.keys()
     for number, kind in TENSOR_TYPES.items():
         theirs = gguf.GGMLQuantizationType(number)
         assert theirs.name == kind.name

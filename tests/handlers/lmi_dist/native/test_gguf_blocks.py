@@ -10,7 +10,7 @@ import pytest
 
 from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.gguf.block_rows import BlockRows
-from handlers.lmi_dist.gguf.blocks import DEQUANTISE
+from handlers.lmi_dist.gguf.blocks import DEQUANTISE, ZERO4, ZERO8
 from handlers.lmi_dist.native.library import Library
 from handlers.lmi_dist.native.model import NativeModel
 from handlers.lmi_dist.native.records import F32
@@ -19,11 +19,14 @@ from handlers.lmi_dist.plan import Chunk
 from lmi.shared.gguf_file import TENSOR_TYPES, TensorType
 from tests.handlers.lmi_dist.native.builds import library, variants
 
-WITH_BLOCKS = [kind for kind in TENSOR_TYPES.values() if kind.name in DEQUANTISE]
+OF_FILES = [kind for kind in TENSOR_TYPES.values() if kind.name in DEQUANTISE]
+WITH_BLOCKS = [*OF_FILES, ZERO4, ZERO8]
 KIND_OF = {kind.name: kind for kind in WITH_BLOCKS}
 # Of a product: of sums in float32, and of scales in two levels that become float16.
 MAX_ERROR = 1e-5
 MAX_ERROR_OF_TWO_LEVELS = 1e-3
+# Of scales in float32 that lose 8 bits.
+MAX_ERROR_OF_SCALES = 2e-5
 # The inputs that share a scale, and the largest of its integers.
 GROUP = 32
 LARGEST = 32767
@@ -33,11 +36,19 @@ MAX_LENGTH = 128
 
 
 def random_rows(kind: TensorType, num_rows: int, num_in: int = NUM_IN, seed: int = 0) -> BlockRows:
-    """Random blocks whose float16 are of usual sizes."""
+    """Random blocks whose scales are of usual sizes."""
     dice = np.random.default_rng(seed)
     num_bytes = num_in // kind.num_elements * kind.num_bytes
     blocks = dice.integers(0, 256, (num_rows, num_bytes), np.uint8).reshape(-1, kind.num_bytes)
     places = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    if kind in (ZERO4, ZERO8):
+        scales = dice.uniform(0.001, 0.02, (len(blocks), 1)).astype(np.float32)
+        blocks[:, 0:4] = scales.view(np.uint8)
+        if kind is ZERO4:
+            blocks[:, 4] %= 16
+
+        return BlockRows(kind, blocks.reshape(num_rows, num_bytes))
+
     for place in places.get(kind.name, (0,)):
         halves = dice.uniform(0.001, 0.02, (len(blocks), 1)).astype(np.float16)
         blocks[:, place : place + 2] = halves.view(np.uint8)
@@ -88,6 +99,14 @@ def rounding_of(inputs: Array) -> Array:
     return np.repeat(largest / LARGEST * 0.51, GROUP, axis=1)
 
 
+def bound_of(kind: TensorType, usual: float) -> float:
+    """The relative error of a number, `usual` where its type keeps scales as they are."""
+    if kind in (ZERO4, ZERO8):
+        return MAX_ERROR_OF_SCALES
+
+    return MAX_ERROR_OF_TWO_LEVELS if kind.name.endswith("_K") else usual
+
+
 @pytest.mark.parametrize("kind", WITH_BLOCKS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("num_out", [1, 33, 100])
 @pytest.mark.parametrize("variant", variants())
@@ -97,7 +116,7 @@ def test_products_are_those_of_the_numbers_in_the_blocks(
     table = random_table()
     weight = random_rows(kind, num_out)
     numbers = weight.floats().astype(np.float64)
-    bound = MAX_ERROR_OF_TWO_LEVELS if kind.name.endswith("_K") else MAX_ERROR
+    bound = bound_of(kind, MAX_ERROR)
     model = model_of(library(variant), table, [weight])
     for num_rows in (1, 2, 5, 7, 40, 90):
         ids = [(7 * i + num_rows) % NUM_IDS for i in range(num_rows)]
@@ -131,7 +150,7 @@ def test_a_row_of_an_embedding_has_the_numbers_in_its_blocks(kind: TensorType) -
         model = model_of(library(variant), table, [random_rows(KIND_OF["Q8_0"], 32)])
         products(model, list(range(NUM_IDS)))
         found = model.buffer(1)[:NUM_IDS]
-        limit = 1e-3 if kind.name.endswith("_K") else 1e-6
+        limit = bound_of(kind, 1e-6)
         assert np.abs(found - numbers).max() <= limit * np.abs(numbers).max()
 
 

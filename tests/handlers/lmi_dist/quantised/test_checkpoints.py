@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 
@@ -20,16 +19,14 @@ from lmi.errors import ModelUnusable
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist import peft_adapters
 from tests.handlers.lmi_dist.play import forward, load_native, load_runner, table_of
-from tests.quantised_models import CONFIG, FAMILY, WEIGHTS, Variant, quantised_model
-from tests.tiny_models import VOCAB_SIZE, tiny_model
+from tests.quantised_models import CONFIG, WEIGHTS, Variant, quantised_model
+from tests.tiny_models import VOCAB_SIZE
 
 MAX_LENGTH = 128
 IN_FLOAT32 = EngineConfig(dtype="fp32")
 IDS = torch.randint(3, VOCAB_SIZE, (100,), generator=torch.Generator().manual_seed(1)).tolist()
 # Of a log-prob, where blocks hold the same numbers: inputs are rounded to 16 bits.
-MAX_DIFFERENCE = 0.02
-# Where zero points or scales are rounded to float16: a share of what quantising the model cost.
-MAX_SHARE_OF_COST = 0.05
+MAX_DIFFERENCE = 0.01
 
 EIGHT = "8-bit blocks"
 FLOATS = "float32"
@@ -48,13 +45,13 @@ VARIANTS = {
     "gptq, ordered": Variant("gptq", order="inputs", dtype=FLOATS),
     "gptq, ordered by blocks": Variant("gptq", order="blocks"),
     "gptq, the head too": Variant("gptq", has_head=True),
-    "gptq, 8 bits": Variant("gptq", num_bits=8, dtype=FLOATS),
+    "gptq, 8 bits": Variant("gptq", num_bits=8, dtype=EIGHT),
     "gptq, 8 bits, symmetric": Variant("gptq", num_bits=8, is_symmetric=True, dtype=EIGHT),
     "gptq, 8 bits, ordered": Variant("gptq", 8, 64, True, order="inputs", dtype=FLOATS),
     "gptq v2": Variant("gptq_v2"),
     "gptq v2, symmetric": Variant("gptq_v2", is_symmetric=True),
     "gptq v2, ordered": Variant("gptq_v2", order="inputs", dtype=FLOATS),
-    "gptq v2, 8 bits": Variant("gptq_v2", num_bits=8, dtype=FLOATS),
+    "gptq v2, 8 bits": Variant("gptq_v2", num_bits=8, dtype=EIGHT),
     "gptq v2, 8 bits, symmetric": Variant("gptq_v2", 8, 128, is_symmetric=True, dtype=EIGHT),
     "packed": Variant("pack-quantized"),
     "packed, bf16": Variant("pack-quantized", scale_dtype=torch.bfloat16),
@@ -62,14 +59,14 @@ VARIANTS = {
     "packed, symmetric": Variant("pack-quantized", group_size=128, is_symmetric=True),
     "packed, whole rows": Variant("pack-quantized", group_size=-1),
     "packed, ordered": Variant("pack-quantized", order="inputs", dtype=FLOATS),
-    "packed, 8 bits": Variant("pack-quantized", num_bits=8, dtype=FLOATS),
+    "packed, 8 bits": Variant("pack-quantized", num_bits=8, dtype=EIGHT),
     "packed, 8 bits, symmetric": Variant("pack-quantized", 8, 64, is_symmetric=True, dtype=EIGHT),
     "packed, 8 bits, whole rows": Variant("pack-quantized", 8, -1, is_symmetric=True, dtype=EIGHT),
     "integers": Variant("int-quantized", 8, -1, is_symmetric=True, dtype=EIGHT),
     "integers, bf16": Variant(
         "int-quantized", 8, -1, is_symmetric=True, scale_dtype=torch.bfloat16, dtype=EIGHT
     ),
-    "integers, zero points": Variant("int-quantized", 8, -1, dtype=FLOATS),
+    "integers, zero points": Variant("int-quantized", 8, -1, dtype=EIGHT),
     "integers, one scale": Variant(
         "int-quantized", 8, -1, is_symmetric=True, is_of_tensor=True, dtype=EIGHT
     ),
@@ -91,16 +88,6 @@ def logits_of(runner: Runner, cuts: tuple[int, ...] = (), adapter: int = 0) -> T
     return torch.cat(rows)
 
 
-@functools.cache
-def logits_of_original() -> Tensor:
-    return logits_of(load_native(tiny_model(FAMILY), IN_FLOAT32, max_length=MAX_LENGTH))
-
-
-def cost_of_quantising(logits: Tensor) -> float:
-    """How far a log-prob of the quantised model lies from that of the model it was made from."""
-    return float((logits.log_softmax(-1) - logits_of_original().log_softmax(-1)).abs().max())
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_quantised_checkpoint_answers_as_its_floats(tmp_path: Path, name: str) -> None:
     variant = VARIANTS[name]
@@ -116,14 +103,11 @@ def test_a_quantised_checkpoint_answers_as_its_floats(tmp_path: Path, name: str)
     assert torch.equal(logits_of(runner, cuts=(1, 33, 90)), found)
 
     difference = float((found.log_softmax(-1) - expected.log_softmax(-1)).abs().max())
-    cost = cost_of_quantising(expected)
-    print(f"{name}: log-probs differ by {difference:.5f}, quantising cost {cost:.2f}")
+    print(f"{name}: log-probs differ by {difference:.5f}")
     if variant.dtype == FLOATS:
         assert difference == 0
-    elif variant.is_symmetric:
-        assert difference <= MAX_DIFFERENCE
     else:
-        assert difference <= MAX_SHARE_OF_COST * cost
+        assert difference <= MAX_DIFFERENCE
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq, ordered", "packed, 8 bits", "integers"])
