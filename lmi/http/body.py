@@ -1,8 +1,8 @@
 """Memory of the request bodies in one process: its limit, and its return to the kernel.
 
-A client may announce more than it sends, so bytes count when they arrive. A body is not there as
-long as its request: what counts later is what was made of it, a frame until its engine has begun to
-answer, and what the answer needs.
+A client may announce more than it sends, so bytes count when they arrive. A body is freed before
+its request ends. Later only what was made of it counts: the frame for an engine, until the engine
+has begun to answer, and what the answer needs of the request.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from lmi.errors import Overloaded
 SMALL_BODY_BYTES = 64 << 10
 # A block of so many bytes is mapped, and grows without a copy.
 MAPPED_BYTES = 1 << 20
+# When so many bytes were freed, the heap is trimmed, TRIM_S later.
 TRIM_BYTES = 16 << 20
 TRIM_S = 1.0
 # Source: mallopt(3) and malloc.h.
@@ -33,8 +34,8 @@ class BodyMemory:
     """Counts the bytes of bodies in one process, at most `max_bytes`, and writes the count to
     `record`.
 
-    Small bodies have an additional eighth of `max_bytes`. Large bodies do not keep them out, and a
-    few of them do not keep a large one out.
+    An additional eighth of `max_bytes` is for small bodies alone. So large bodies do not keep small
+    ones out, and a few small ones do not keep a large one out.
     """
 
     def __init__(self, record: BodyRecord, max_bytes: int) -> None:
@@ -53,7 +54,7 @@ class BodyMemory:
 
     def check_room(self, num_before: int, num_after: int) -> None:
         """Raise Overloaded if a body of `num_before` bytes may not grow to `num_after`."""
-        num_small, num_large = self._changed(num_before, num_after)
+        num_small, num_large = self._counts_after(num_before, num_after)
         num_over_small_part = max(0, num_small - self._max_bytes // 8)
         if num_large + num_over_small_part > self._max_bytes:
             raise Overloaded(
@@ -65,7 +66,7 @@ class BodyMemory:
         """Count a body, or what was made of it, of `num_before` bytes that has `num_after` bytes
         now, 0 at its end.
         """
-        self._num_small_bytes, self._num_large_bytes = self._changed(num_before, num_after)
+        self._num_small_bytes, self._num_large_bytes = self._counts_after(num_before, num_after)
         self._record.num_body_bytes = self._num_small_bytes + self._num_large_bytes
         if num_before > SMALL_BODY_BYTES:
             self._num_freed_bytes += max(0, num_before - num_after)
@@ -73,7 +74,8 @@ class BodyMemory:
         if self._num_freed_bytes >= TRIM_BYTES and self._trim is None:
             self._trim = asyncio.get_running_loop().call_later(TRIM_S, self._trim_heap)
 
-    def _changed(self, num_before: int, num_after: int) -> tuple[int, int]:
+    def _counts_after(self, num_before: int, num_after: int) -> tuple[int, int]:
+        """Return the bytes of all small and of all large bodies after a change of one body."""
         num_small = self._num_small_bytes
         num_large = self._num_large_bytes
         for num_bytes, sign in ((num_before, -1), (num_after, 1)):
@@ -85,8 +87,8 @@ class BodyMemory:
         return num_small, num_large
 
     def _trim_heap(self) -> None:
-        """Return free memory to the kernel. glibc keeps free memory between used blocks. Source:
-        malloc_trim(3).
+        """Return free memory to the kernel, as glibc keeps what is free between blocks in use.
+        Source: malloc_trim(3).
         """
         self._trim = None
         self._num_freed_bytes = 0

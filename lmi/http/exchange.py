@@ -1,8 +1,8 @@
 """One HTTP exchange: the request that a route reads, and the response that it writes.
 
 It adds the headers that every response has, bounds all headers, keeps the status for log and
-metrics, and raises `ClientGone` when the client leaves. Nothing wraps ASGI's `send`, so a token
-costs no extra call.
+metrics, and raises `ClientGone` when the client leaves. It calls ASGI's `send` directly, without
+layers of middleware around it, since that is called for each token.
 """
 
 import asyncio
@@ -25,10 +25,11 @@ from lmi.http.body import BodyMemory
 
 REQUEST_ID = "x-request-id"
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
-# These headers say how long the client waits.
+# Headers in which a client says how long it waits.
 TIMEOUT = "X-Request-Timeout"
 TIMEOUT_MS = "x-envoy-expected-rq-timeout-ms"
-# The key in the scope for the bytes of a chunked body, with a large chunk that is still to come.
+# The key in the scope for the bytes that a chunked body will at least have: `http/protocol.py` sets
+# it when a large chunk begins.
 NUM_ANNOUNCED = "lmi.num_announced_bytes"
 # The gateway sends it. SageMaker tells a container no name of its endpoint.
 ENDPOINT_NAME = "X-Lmi-Endpoint-Name"
@@ -54,8 +55,8 @@ log = logging.getLogger(__name__)
 
 
 class Sent(Awaitable[None]):
-    """What `send` returns for data that the transport already has. Awaiting it costs no turn of the
-    event loop.
+    """What `send` returns for data that is written already. It need not be awaited, and to await it
+    costs no turn of the event loop.
     """
 
     def __await__(self) -> Generator[None]:
@@ -87,7 +88,7 @@ class Exchange:
         self.scope = scope
         self.headers = Headers(scope=scope)
         self.request_id = self._choose_id()
-        # The headers of the response that have this id.
+        # The names of the response's headers that show this id.
         self.id_headers = [REQUEST_ID]
         self.status = 0
         self.started_s = time.monotonic()
@@ -96,16 +97,16 @@ class Exchange:
         self.error_label = ""
         # The model that answers, or the adapter.
         self.model = ""
-        # Numbers for its line in the log.
+        # Further numbers for its line in the access log, by name.
         self.noted: defaultdict[str, float] = defaultdict(int)
         # The bytes of the body, or of what was made of it, as they count in the memory of bodies.
         self.num_held_bytes = 0
-        # What `end_early` was called with.
+        # The error that `end_early` was called with.
         self.early_end: LmiError | None = None
 
-        # Answers in a route's own form, if it has one.
+        # Answers an error in the form of the route, if it has one.
         self.refuse: Callable[[LmiError], Awaitable[None]] | None = None
-        # Makes more headers as the head is sent.
+        # Returns headers that are known only when the head is sent.
         self.late_headers: Callable[[], Iterable[Header]] | None = None
         # What was written last.
         self._written = b""
@@ -136,8 +137,8 @@ class Exchange:
         return self.status != 0
 
     def attribute(self, name: str) -> str | None:
-        """Return a value of attributes such as `route=/v1/completions; model_name=b`, None if it is
-        missing.
+        """Return one of the client's attributes, None if it is missing. Their header has them as
+        `route=/v1/completions; model_name=b`.
         """
         for pair in self.headers.get(CUSTOM_ATTRIBUTES, "").split(";"):
             key, _, value = pair.partition("=")
@@ -182,20 +183,14 @@ class Exchange:
             self._peeked_body = None
             return peeked_body
 
-        # Each of several fields may be a list too.
-        encodings = ", ".join(self.headers.getlist("content-encoding"))
-        for encoding in encodings.split(","):
-            if encoding.strip().lower() not in ("identity", ""):
-                raise UnsupportedEncoding(
-                    f"content-encoding must be identity, given {shorten(encodings)}"
-                )
-
+        self._check_is_plain()
         num_announced = int(self.headers.get("content-length", 0))
         if num_announced > max_bytes:
             raise BodyTooLarge(max_bytes)
 
         memory.check_room(0, num_announced)
         self._memory = memory
+
         body = bytearray()
         has_more = True
         while has_more:
@@ -214,9 +209,19 @@ class Exchange:
 
         return bytes(body)
 
+    def _check_is_plain(self) -> None:
+        """Raise UnsupportedEncoding if the body is compressed."""
+        # Each of several fields may be a list too.
+        encodings = ", ".join(self.headers.getlist("content-encoding"))
+        for encoding in encodings.split(","):
+            if encoding.strip().lower() not in ("identity", ""):
+                raise UnsupportedEncoding(
+                    f"content-encoding must be identity, given {shorten(encodings)}"
+                )
+
     def hold(self, num_bytes: int) -> None:
-        """Count what this request holds of its body now. Raises Overloaded if it holds more and
-        there is no room.
+        """Count what this request holds of its body now. Raises Overloaded if that is more than
+        before and there is no room.
         """
         if self._memory is None or num_bytes == self.num_held_bytes:
             return
@@ -244,8 +249,8 @@ class Exchange:
         return b"" if self._written[-1:] in (b"", b"\n") else b"\n"
 
     def note_failure(self, status: int, headers: Iterable[Header] = ()) -> None:
-        """Note that a stream fails, with a status and headers that its head cannot show
-        any more.
+        """Note that a stream fails. Its head is sent, so it cannot show this status and these
+        headers any more; `BufferedExchange` can.
         """
 
     async def send_whole(
@@ -283,6 +288,9 @@ class Exchange:
     async def _start(
         self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None
     ) -> None:
+        """Send the head. Where not all headers have room, the optional ones lose it, the last ones
+        first.
+        """
         optional = list(headers)
         if media_type:
             optional.insert(0, ("content-type", media_type))
@@ -290,9 +298,8 @@ class Exchange:
         if self.late_headers is not None:
             optional += self.late_headers()
 
-        # These always have room. The optional ones are dropped where they have none.
         ids = [(name, self.request_id) for name in self.id_headers]
-        required = [*ids, *self._echoed(optional)]
+        required = [*ids, *self._echoed_attributes(optional)]
         if length is not None:
             required.append(("content-length", str(length)))
 
@@ -304,11 +311,12 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     def _fitting(self, headers: list[Header], max_bytes: int) -> list[Header]:
-        """Return the headers without the last ones that have no room. User code may add any number
-        of them.
+        """Return as many of the headers, from the first one on, as have room. User code may add any
+        number of them.
         """
         totals = accumulate(num_bytes([header]) for header in headers)
         num_fitting = sum(total <= max_bytes for total in totals)
+
         dropped = [shorten(name) for name, _ in headers[num_fitting:]]
         if dropped:
             log.warning(
@@ -320,10 +328,11 @@ class Exchange:
 
         return headers[:num_fitting]
 
-    def _echoed(self, headers: list[Header]) -> list[Header]:
-        """Return the client's attributes, unless the response has its own."""
+    def _echoed_attributes(self, headers: list[Header]) -> list[Header]:
+        """Return the client's attributes, which are sent back unless the response has its own."""
         attributes = self.headers.get(CUSTOM_ATTRIBUTES, "")
-        if not attributes or any(name.lower() == CUSTOM_ATTRIBUTES for name, _ in headers):
+        has_its_own = any(name.lower() == CUSTOM_ATTRIBUTES for name, _ in headers)
+        if not attributes or has_its_own:
             return []
 
         if SAFE_ATTRIBUTES.fullmatch(attributes):
@@ -340,10 +349,11 @@ class Exchange:
         since_s: float | None = None,
         why: str = "the server's predict_timeout",
     ) -> AsyncIterator[None]:
-        """Raise DeadlineExceeded inside the block `timeout_s` after `since_s`, with a `timeout_s`
-        of None never.
+        """Raise DeadlineExceeded inside the block, `timeout_s` after `since_s`. A `timeout_s` of
+        None is no deadline.
 
-        By default `since_s` is when the request arrived. `why` says whose time it is.
+        By default `since_s` is when the request arrived. `why` tells the client whose deadline it
+        is.
         """
         if since_s is None:
             since_s = self.started_s
@@ -358,7 +368,7 @@ class Exchange:
                 self._deadlines.append(timeout)
                 try:
                     if remaining_s == 0.0:
-                        # What is late already does not begin.
+                        # The timeout ends it here, so what is late already does not begin.
                         await asyncio.sleep(0)
 
                     yield
@@ -372,16 +382,14 @@ class Exchange:
             raise DeadlineExceeded(f"no answer within {timeout_s:g} s, {why}") from None
 
     def end_early(self, error: LmiError) -> None:
-        """Raise `error` in the blocks of `deadline` that run now: in the inner ones.
+        """Raise `error` in the blocks of `deadline` that run inside the outermost one, which is
+        ErrorMiddleware's.
 
-        If there are none and no response has begun, raise it in the outermost. A response that has
-        begun goes on.
+        If there are none, raise it in the outermost, unless a response has begun, which goes on.
         """
         self.early_end = error
-        # The first is ErrorMiddleware's.
         timeouts = self._deadlines[1:]
         if not timeouts and not self.status:
-            # If no inner block runs, the outermost ends, unless a response has begun.
             timeouts = self._deadlines[:1]
 
         for timeout in timeouts:

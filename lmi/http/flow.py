@@ -1,8 +1,9 @@
-"""Turns in which connections read, so that many large bodies at once do not hold up small requests.
+"""Lets connections with large bodies read one after the other, so that they do not hold up small
+requests.
 
-A connection pauses after each piece of a large body. If all of them read on in the same turn of the
-event loop, a turn would take the longer the more there are, and the loop accepts one new connection
-in a turn. So one reads on in a turn.
+A connection pauses after each piece of a large body. If all paused connections read on in the same
+turn of the event loop, that turn would take longer with each of them, and new connections, of which
+the loop accepts one in a turn, would wait. So in each turn only one of them reads on.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
+# The connections of each event loop that want to read on, the one that has waited longest first.
 _waiting: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[FairFlow, None]]" = WeakKeyDictionary()
 
 

@@ -1,8 +1,8 @@
 """The listening socket. A server binds it once, before any costly step, and passes it to every
 front end.
 
-If the port is taken, the error names the process that holds it, if /proc shows it. Source: proc(5),
-/proc/net/tcp.
+If the port is taken, the error names the process that holds it, where /proc shows it. Source:
+proc(5), /proc/net/tcp.
 """
 
 import glob
@@ -19,6 +19,7 @@ SEND_BUFFER_BYTES = 128 << 10
 """The bytes that the kernel keeps for a client that does not read. The default is megabytes, which
 are minutes of tokens, and only after them the server would notice that the client has stopped.
 """
+# The state of a listening socket in /proc/net/tcp.
 LISTENING = "0A"
 
 # An address as a number, not a name, and a port.
@@ -41,19 +42,22 @@ def bind(host: str, port: int) -> socket.socket:
         family, address = _resolved(host, port)
         listener = socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
-        owner = ""
-        pid = next(owners(port), None)
-        if pid is not None:
-            name = Path(f"/proc/{pid}/comm").read_text().strip()
-            owner = f", it belongs to process {pid} ({name})"
-
-        raise PortUnavailable(
-            f"cannot listen on {host} port {port}: {error.strerror or error}{owner}"
-        ) from error
+        reason = f"{error.strerror or error}{_owner_of(port)}"
+        raise PortUnavailable(f"cannot listen on {host} port {port}: {reason}") from error
 
     # Connections inherit it.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return listener
+
+
+def _owner_of(port: int) -> str:
+    """Return the process that has a port, as the end of a sentence, or "" if it is not known."""
+    pid = next(owners(port), None)
+    if pid is None:
+        return ""
+
+    name = Path(f"/proc/{pid}/comm").read_text().strip()
+    return f", it belongs to process {pid} ({name})"
 
 
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Address]:
@@ -66,16 +70,7 @@ def owners(port: int) -> Iterator[int]:
     """Yield the pids of the processes that listen on a local port, as far as this user can see
     them.
     """
-    # The names by which /proc knows open sockets.
-    sockets = set[str]()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                local_port = int(fields[1].rpartition(":")[2], 16)
-                if fields[3] == LISTENING and local_port == port:
-                    sockets.add(f"socket:[{fields[9]}]")
-
+    sockets = _listening_sockets(port)
     if not sockets:
         return
 
@@ -84,3 +79,18 @@ def owners(port: int) -> Iterator[int]:
         with suppress(OSError):
             if os.readlink(file) in sockets:
                 yield int(file.split("/")[2])
+
+
+def _listening_sockets(port: int) -> set[str]:
+    """Return the sockets that listen on a port, by the names that /proc has for open files."""
+    sockets = set[str]()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        # IPv6 may be switched off.
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                local_port = int(fields[1].rpartition(":")[2], 16)
+                if fields[3] == LISTENING and local_port == port:
+                    sockets.add(f"socket:[{fields[9]}]")
+
+    return sockets

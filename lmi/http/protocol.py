@@ -14,7 +14,7 @@ import resource
 import sys
 import termios
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -25,56 +25,52 @@ import httptools
 import orjson
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from lmi.errors import Overloaded, shorten
-from lmi.http.exchange import NUM_ANNOUNCED, SENT
+from lmi.http.cycle import Cycle
+from lmi.http.exchange import NUM_ANNOUNCED
 from lmi.http.flow import FairFlow
 from lmi.http.refusals import refusal_headers
 
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
-# Of a head, and of a trailer.
+# The fields of a head, and those of a trailer.
 MAX_FIELDS = 128
-# A body may have more chunks if they have so many bytes on average.
+# A body has at most MAX_CHUNKS, or one for each LARGE_CHUNK_BYTES that have come.
 MAX_CHUNKS = 65_536
 LARGE_CHUNK_BYTES = 1024
-# Chunk extensions and blanks have at most as many bytes: the parser tells nothing of them.
-MAX_UNTOLD_BYTES = 16 << 10
+# The most bytes of chunk extensions and blanks, which the parser passes to no callback.
+MAX_UNREPORTED_BYTES = 16 << 10
 # The most bytes around a chunk without an extension.
 CHUNK_LINES_BYTES = 32
-# Perhaps the line before a chunk of over 1 MB.
+# A line that may be the one before a chunk of over 1 MB: six or more hexadecimal digits.
 LARGE_CHUNK = re.compile(rb"\n([0-9A-Fa-f]{6,32}+)[\r;][^\n]{0,1024}+(?=\n)")
-# One read has at most a few chunks of this size, so only as many of its lines are looked at.
-MAX_LINES_LOOKED_AT = 64
 LARGE_CHUNK_AT_START = re.compile(LARGE_CHUNK.pattern[1:])
-# As many bytes of a request line that comes in pieces are looked at.
+# Of one read only so many such lines are examined. It has room for few chunks of that size.
+MAX_EXAMINED_LINES = 64
+# Of a request line that comes in pieces only so many bytes are examined.
 MAX_SPLIT_LINE_BYTES = 1024
 MAX_PIPELINED = 16
 MIN_BODY_BYTES_PER_S = 1024
+# How often the speed of a body is checked.
+BODY_CHECK_S = 1.0
 # A refused client may send for this long before the connection is cut.
 LINGER_S = 1.0
 # A client whose body was answered early may send the remaining bytes for this long, before it
 # reads.
 BODY_LINGER_S = 10.0
-# Up to this many bytes of a body that was answered early are discarded to keep the connection.
-MAX_UNREAD_BYTES = 64 << 10
-BODY_LOOK_S = 1.0
-# As many idle connections are compared, to close those that have been silent for longest.
+# Among so many idle connections those are found that have been silent for longest.
 MAX_COMPARED = 64
-# So many descriptors are free for files and sockets other than clients', as those of a model that
+# Descriptors that clients never get: they are for other sockets, and for the files of a model that
 # is loaded.
 RESERVED_FDS = 40
 # In a request line the parser takes two spaces for one.
 TWO_SPACES = re.compile(rb"[\r\n]*[^\s]+ (?: |[^\s]+  )")
 # Source: RFC 3986, 3.2.2 and 3.2.3.
 HOST = re.compile(r"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)
-# Every answer has the content type that its head says.
+# A header for browsers: an answer has the content type that its head says.
 NO_SNIFFING = (
     b"x-content-type-options",
     b"nosniff",
@@ -95,7 +91,7 @@ class Refusal(Exception):
 class Arrival:
     """How much of a request has come."""
 
-    # The bytes that the parser was fed.
+    # All bytes that were passed to the parser.
     num_fed_bytes: int = 0
     num_head_bytes: int = 0
     num_trailers: int = 0
@@ -103,86 +99,6 @@ class Arrival:
     num_body_bytes: int = 0
     # The time that the client had for its body so far.
     body_s: float = 0.0
-
-
-class Cycle(RequestResponseCycle):
-    """One request and its response.
-
-    `num_missing_bytes` is the number of bytes of the body that have not arrived. For a chunked body
-    it is unknown.
-    """
-
-    num_head_bytes = 0
-    num_missing_bytes = 0
-    # Whether the body comes in chunks.
-    is_chunked = False
-    # Whether the answer began before the body was complete, whose last bytes are not awaited then.
-    is_early = False
-    # Whether the answer ends where the connection does, as one to an HTTP/1.0 client may.
-    is_delimited_by_close = False
-    # Tells whether the server leaves, and a connection ends with its next answer.
-    is_leaving: Callable[[], bool]
-
-    def send(self, message: Any) -> Awaitable[None]:  # type: ignore[override]  # any awaitable does
-        """Send a part of the response. A piece of a stream is written before this returns, if the
-        client keeps up.
-        """
-        if message.get("more_body") and self._write_chunk(message["body"]):
-            return SENT
-
-        if message["type"] == "http.response.start":
-            return self._start(message)
-
-        if self.is_delimited_by_close and message["type"] == "http.response.body":
-            self.expected_content_length = len(message.get("body", b""))
-
-        return super().send(message)
-
-    def note_departure(self) -> None:
-        """Let the application see that the client has left."""
-        self.disconnected = True
-        self.message_event.set()
-
-    async def run_asgi(self, app: Any) -> None:
-        """Run the application. A request that is cancelled, because the process ends, is cut and
-        logs nothing.
-        """
-
-        async def cut_if_cancelled(scope: Any, receive: Any, send: Any) -> None:
-            try:
-                await app(scope, receive, send)
-            except asyncio.CancelledError:
-                self.disconnected = True
-                self.transport.close()
-
-        await super().run_asgi(cut_if_cancelled)
-
-    def _write_chunk(self, body: bytes) -> bool:
-        """Write one chunk, or return False where uvicorn has to wait or to complain, or has another
-        framing.
-        """
-        if not (self.response_started and self.chunked_encoding and body) or self.response_complete:
-            return False
-
-        if self.flow.write_paused or self.disconnected:
-            return False
-
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return True
-
-    async def _start(self, message: Any) -> None:
-        is_awaited = self.waiting_for_100_continue or self.num_missing_bytes > MAX_UNREAD_BYTES
-        self.is_early = self.more_body and is_awaited
-
-        has_length = any(name == b"content-length" for name, _ in message.get("headers", []))
-        if self.scope["http_version"] == "1.0" and not has_length:
-            self.is_delimited_by_close = True
-            self.chunked_encoding = False
-
-        self.keep_alive = self.keep_alive and not self.is_early and not self.is_leaving()
-        await super().send(message)
-        # After an early answer the protocol lingers and then closes.
-        self.keep_alive = self.keep_alive or self.is_early
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -206,11 +122,11 @@ class GuardedProtocol(HttpToolsProtocol):
         # The part of a request that comes next.
         self._part: Literal["start", "head", "body"] = "start"
         self._arrival = Arrival()
-        # The requests that have begun in the bytes that are being read.
+        # How many requests have begun in the bytes that are being read.
         self._num_begun = 0
         # The requests whose application runs, the oldest first.
         self._unanswered: deque[Cycle] = deque()
-        # A request line as far as it has come, without an end.
+        # The beginning of a request line whose end has not come.
         self._line = b""
 
         # What the timer calls, or has called last.
@@ -219,26 +135,26 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stall: asyncio.TimerHandle | None = None
         self._refusal: Refusal | None = None
         self._is_lingering = False
-        self._heard_s = 0.0
+        # When the client sent something last.
+        self._last_read_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = FairFlow(transport, self.loop)
-        self._heard_s = self.loop.time()
-        num_too_many = self._num_too_many(transport)
-        if num_too_many and not self._make_room(num_too_many):
+        self._last_read_s = self.loop.time()
+        num_to_close = self._num_to_close(transport)
+        if num_to_close and not self._make_room(num_to_close):
             self._refuse(Refusal(503, f"{len(self.connections) - 1} connections are busy here"))
         else:
-            self._mind_time()
+            self._set_deadline()
 
-    def _num_too_many(self, transport: asyncio.Transport) -> int:
-        """Return how many connections should be closed for this one: one where there are too many
-        of them.
+    def _num_to_close(self, transport: asyncio.Transport) -> int:
+        """Return how many other connections this one displaces: none as long as there is room, one
+        where there are too many connections.
 
-        Two where it takes one of the last descriptors, which are for other files, so that files
-        which were opened meanwhile, as those of a further model, get their room back. The system
-        gives each file the lowest number that is free, so the number of a new one says how many are
-        open.
+        It displaces two where it took one of the reserved descriptors, so that the files for which
+        they are reserved get them back. The system gives each file the lowest number that is free,
+        so the number of a new one says how many are open.
         """
         client_socket = transport.get_extra_info("socket")
         if client_socket is not None and client_socket.fileno() > self.last_client_fd:
@@ -247,14 +163,14 @@ class GuardedProtocol(HttpToolsProtocol):
         return 1 if len(self.connections) > self.max_connections else 0
 
     def _make_room(self, num_connections: int) -> bool:
-        """Close idle connections, so that a health check gets through although idle clients hold
-        all others.
+        """Close so many idle connections, so that a health check gets through although idle clients
+        hold them all. Returns whether one was closed.
 
-        Those go first that have been silent for longest, and where none is idle, those that have
-        had their last answer. Returns whether one was closed.
+        Those that were silent for longest are closed first, and after all others those that linger,
+        since their clients may still read a last answer.
         """
         idle = list(islice(self._idle_connections(), MAX_COMPARED))
-        idle.sort(key=lambda connection: (connection._is_lingering, connection._heard_s))
+        idle.sort(key=lambda connection: (connection._is_lingering, connection._last_read_s))
 
         for connection in idle[:num_connections]:
             connection.transport.abort()
@@ -277,10 +193,10 @@ class GuardedProtocol(HttpToolsProtocol):
         return not (is_busy or self.transport.is_closing())
 
     def data_received(self, data: bytes) -> None:
-        self._heard_s = self.loop.time()
+        self._last_read_s = self.loop.time()
         if self._refusal is not None or self._is_lingering:
-            # The connection reads on in turn. Else the loop reads megabytes at once from a fast
-            # client.
+            # Its bytes are dropped. It waits for its turn to read on, since the loop would read
+            # megabytes at once from a fast client.
             self.flow.pause_reading()
             self.flow.resume_reading()
             return
@@ -298,30 +214,42 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(_refusal_of(error))
             return
 
-        self._mind_time()
+        self._set_deadline()
+        self._pause_if_full()
+
+    def _pause_if_full(self) -> None:
+        """Read no more while many requests, or many bytes of them, wait for the first one's answer.
+
+        This is the last step of a read, because a connection that is not read does not show its
+        end.
+        """
         num_waiting_bytes = 0
         for cycle in islice(self._unanswered, 1, None):
             num_waiting_bytes += cycle.num_head_bytes + len(cycle.body)
 
         if len(self.pipeline) == MAX_PIPELINED or num_waiting_bytes > HIGH_WATER_LIMIT:
-            # This comes last, because a connection that is not read does not show its end.
             self.flow.pause_reading()
 
     def _check_line(self, data: bytes) -> None:
-        """Refuse two spaces in a request line. Where one begins in a pipeline, nobody tells, so
-        there they pass.
-        """
-        if self._line or self._part == "start":
-            self._line += data
-            if TWO_SPACES.match(self._line):
-                raise Refusal(400, "the words of a request line have one space between them")
+        """Refuse two spaces in a request line.
 
-            if b"\n" in self._line.lstrip(b"\r\n") or len(self._line) > MAX_SPLIT_LINE_BYTES:
-                self._line = b""
+        They pass in a line that follows another request in the same bytes: the parser does not say
+        where such a line begins.
+        """
+        if not self._line and self._part != "start":
+            return
+
+        self._line += data
+        if TWO_SPACES.match(self._line):
+            raise Refusal(400, "the words of a request line have one space between them")
+
+        is_whole = b"\n" in self._line.lstrip(b"\r\n")
+        if is_whole or len(self._line) > MAX_SPLIT_LINE_BYTES:
+            self._line = b""
 
     def _check_fed(self, num_bytes: int) -> None:
-        """Refuse an endless field, as the parser reports only whole ones, and long chunk
-        extensions.
+        """Refuse what the parser takes in without a callback: a field of the head without an end,
+        and long extensions of chunks.
         """
         arrival = self._arrival
         arrival.num_fed_bytes += num_bytes
@@ -331,22 +259,22 @@ class GuardedProtocol(HttpToolsProtocol):
 
             return
 
-        num_told = arrival.num_head_bytes + arrival.num_body_bytes
-        num_told += CHUNK_LINES_BYTES * arrival.num_chunks
-        if arrival.num_fed_bytes - num_told > MAX_UNTOLD_BYTES:
+        num_reported_bytes = arrival.num_head_bytes + arrival.num_body_bytes
+        num_reported_bytes += CHUNK_LINES_BYTES * arrival.num_chunks
+        if arrival.num_fed_bytes - num_reported_bytes > MAX_UNREPORTED_BYTES:
             # Its body is at fault, also if it has just come whole: no application has read it.
             self._part = "body"
             raise Refusal(
                 400,
-                f"a request has at most {MAX_UNTOLD_BYTES} bytes of chunk extensions and blanks",
+                f"a request has at most {MAX_UNREPORTED_BYTES} bytes of chunk extensions and "
+                f"blanks",
             )
 
     def _feed(self, data: bytes) -> None:
-        """Parse the bytes. An upgrade that a client offers is not accepted: the request is parsed
-        again without it.
+        """Parse the bytes. A request that offers an upgrade is parsed again without the offer.
 
-        The parser stops at such a head and would treat the body as another protocol, but some
-        clients (Java's, h2c) offer an upgrade with every first request.
+        Some clients (Java's, h2c) offer one with every first request. The parser stops behind such
+        a head, and would take the body for another protocol.
         """
         while data:
             try:
@@ -364,12 +292,14 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _parse(self, data: bytes) -> None:
-        """Parse bytes, and tell the application of a large chunk as soon as its size has come.
+        """Parse bytes, and announce a large chunk to the application as soon as its size has come.
 
-        The parser tells no size. So it gets a line that may have one up to the line's last byte,
-        and then that byte: if a chunk begins with it, the line was no text of the body. A line that
-        comes in two pieces is not seen, and its chunk counts as it comes. The offset of an
-        upgrade is counted from the beginning of `data`.
+        The parser reports that a chunk begins, but not its size. So it first gets a line that may
+        be a size, without the line's last byte, and then that byte alone: if a chunk begins with
+        it, the line was a size, else a text in the body. A size that comes in two pieces is missed,
+        and its chunk counts as its bytes come.
+
+        Raises HttpParserUpgrade with the offset from the beginning of `data`.
         """
         is_body = self._part == "body"
         if is_body:
@@ -381,7 +311,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
             return
 
-        lines = list(islice(LARGE_CHUNK.finditer(data), MAX_LINES_LOOKED_AT))
+        lines = list(islice(LARGE_CHUNK.finditer(data), MAX_EXAMINED_LINES))
         if is_body:
             first_line = LARGE_CHUNK_AT_START.match(data)
             if first_line is not None:
@@ -392,10 +322,11 @@ class GuardedProtocol(HttpToolsProtocol):
             for line in lines:
                 self.parser.feed_data(data[begin : line.end()])
                 begin = line.end()
-                num_before = self._arrival.num_chunks
+
+                num_chunks_before = self._arrival.num_chunks
                 self.parser.feed_data(data[begin : begin + 1])
                 begin += 1
-                if self._arrival.num_chunks > num_before:
+                if self._arrival.num_chunks > num_chunks_before:
                     self._announce(int(line[1], 16))
 
             if begin < len(data):
@@ -404,8 +335,8 @@ class GuardedProtocol(HttpToolsProtocol):
             raise httptools.HttpParserUpgrade(begin + upgrade.args[0]) from None
 
     def _announce(self, num_bytes: int) -> None:
-        """Let the application see that a chunk of so many bytes comes, which may be more than it
-        takes.
+        """Tell the application that a chunk of so many bytes comes, so that it can refuse a body
+        that will be too large.
         """
         scope = cast(dict[str, Any], self.cycle.scope)
         scope[NUM_ANNOUNCED] = self._arrival.num_body_bytes + num_bytes
@@ -424,7 +355,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value) + 4)
         if self._part == "body":
-            # It is a trailer, which must not pass for a field of the head.
+            # A trailer must not pass for a field of the head.
             self._arrival.num_trailers += 1
             if self._arrival.num_trailers > MAX_FIELDS:
                 raise Refusal(431, f"a request has at most {MAX_FIELDS} trailer fields")
@@ -557,14 +488,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self._part = "start"
         super().on_message_complete()
 
-    def _mind_time(self) -> None:
-        """Set the deadline of a head or a body that has begun. Called after each read."""
+    def _set_deadline(self) -> None:
+        """Set the deadline of the head or the body that comes next. Called after each read."""
         is_idle = self.cycle is None or self.cycle.response_complete
         if self._part == "body":
-            due = self._look_at_body
-            delay_s = BODY_LOOK_S
+            due = self._check_body_speed
+            delay_s = BODY_CHECK_S
         elif self._part == "head" or is_idle:
-            due = self._head_is_late
+            due = self._refuse_late_head
             delay_s = self.header_timeout_s
         else:
             due = None
@@ -581,12 +512,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._due = due
         self._timer = None if due is None else self.loop.call_later(delay_s, due)
 
-    def _head_is_late(self) -> None:
+    def _refuse_late_head(self) -> None:
         self._refuse(
             Refusal(408, f"no complete request head came within {self.header_timeout_s:g} s")
         )
 
-    def _look_at_body(self) -> None:
+    def _check_body_speed(self) -> None:
         if self._part != "body":
             self._set_timer(None)
             return
@@ -594,7 +525,7 @@ class GuardedProtocol(HttpToolsProtocol):
         arrival = self._arrival
         # While the connection is not read, the server is slow, not the client.
         if not self.flow.read_paused and not self.cycle.waiting_for_100_continue:
-            arrival.body_s += BODY_LOOK_S
+            arrival.body_s += BODY_CHECK_S
 
         num_due_bytes = MIN_BODY_BYTES_PER_S * arrival.body_s
         is_slow = arrival.body_s > self.slow_start_s and arrival.num_body_bytes < num_due_bytes
@@ -603,7 +534,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 Refusal(408, f"the request body came too slowly, it has {self.body_timeout_s:g} s")
             )
         else:
-            self._set_timer(self._look_at_body, BODY_LOOK_S)
+            self._set_timer(self._check_body_speed, BODY_CHECK_S)
 
     # Bytes out.
 
@@ -615,12 +546,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch_reader()
 
     def _watch_reader(self, num_before: float = math.inf) -> None:
-        """Cut the connection if none of the `num_before` bytes was read that waited here and in the
-        kernel.
+        """Cut the connection if the client has read nothing since `num_before` bytes waited for it,
+        here and in the kernel. Else look again later.
 
-        Nothing is written meanwhile, but the kernel takes more only once a third of its part is
-        read. Once it has all, nothing is watched. Source: tcp(7), SIOCOUTQ, which has the same
-        number as TIOCOUTQ.
+        Both are counted, because the kernel takes more bytes from here only once a third of its own
+        are read. Once it has all of them, nothing is watched. Source: tcp(7), SIOCOUTQ, which has
+        the same number as TIOCOUTQ.
         """
         if self.transport.get_write_buffer_size() == 0:
             return
@@ -651,12 +582,18 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._part == "body" and not self.cycle.response_complete:
             # The body of this request is at fault.
             self._unanswered.pop().note_departure()
-            if self.pipeline and self.pipeline[0][0] is self.cycle:
-                self.pipeline.popleft()
+            self._unqueue(self.cycle)
 
         # Else `on_response_complete` answers it later.
         if not self._unanswered:
             self._answer_refusal(refusal)
+
+    def _unqueue(self, cycle: Cycle) -> None:
+        """Drop the last request from those that wait for the application, if it is among them."""
+        if self.pipeline:
+            newest_cycle, _ = self.pipeline[0]
+            if newest_cycle is cycle:
+                self.pipeline.popleft()
 
     def _answer_refusal(self, refusal: Refusal) -> None:
         if self._part == "body" and self.cycle.response_started:
@@ -701,8 +638,8 @@ class GuardedProtocol(HttpToolsProtocol):
         )
 
     def _linger(self, linger_s: float) -> None:
-        """Read on before closing. Closing with unread bytes would reset the connection and lose the
-        answer.
+        """Read on for so long, then close. To close with unread bytes would reset the connection,
+        and the client would lose its answer.
         """
         self._is_lingering = True
         self._unset_keepalive_if_required()
@@ -719,7 +656,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         self._unanswered.popleft()
         if self.transport.is_closing():
-            self._watch_last()
+            self._watch_last_answer()
             return
 
         if self.cycle.is_early:
@@ -729,12 +666,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._watch_last()
+        self._watch_last_answer()
 
-    def _watch_last(self) -> None:
-        """Watch the reader of an answer that the transport has whole. It closes only once all of it
-        was read.
-        """
+    def _watch_last_answer(self) -> None:
+        """Watch the reader of an answer behind which the transport closes, once all is read."""
         # While writing is paused, the reader is watched already.
         if self in self.connections and not self.flow.write_paused:
             self._watch_reader()
@@ -749,9 +684,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def _refusal_of(error: Exception) -> Refusal:
-    """Return the refusal that a callback raised, or that of bytes which httptools could not parse.
-
-    Of its messages only those about the version are useful.
+    """Return the refusal that a callback raised, or the one for bytes that httptools could not
+    parse. Of the parser's messages only those about the version are useful.
     """
     for cause in (error, error.__context__):
         if isinstance(cause, Refusal):

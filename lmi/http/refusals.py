@@ -1,8 +1,8 @@
 """Headers that tell a proxy what a refusal means: whether another server may take the request at
 once.
 
-Envoy's two are those of its router: with the first it asks no other server, with the second it
-sends no more requests to this one until a health check succeeds.
+The two that begin with `x-envoy` are for Envoy. At the first it sends this request to no other
+server; at the second it sends no more requests to this server until a health check succeeds.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from lmi.errors import Draining, LmiError, Overloaded
 
 REFUSAL = "X-Lmi-Refusal"
+# The further headers of an error, by its class.
 OF_REFUSALS: Mapping[type[LmiError], Mapping[str, str]] = {
     Overloaded: {REFUSAL: Overloaded.label, "x-envoy-overloaded": "true"},
     Draining: {REFUSAL: Draining.label, "x-envoy-immediate-health-check-fail": "true"},
