@@ -2,10 +2,11 @@
 
     GenerationRequest --tokenizer--> Request ==engine socket==> Result --answer text--> Delta
 
-Every sequence ends with a Delta that has a finish reason, or the request ends with an LmiError. On
-every way out the stream is closed, which sends Cancel unless the engine has finished. A long
-request is there in one form at a time: once it is encoded for the engine only its frame and what
-its answer needs stay.
+Every sequence ends with a Delta that has a finish reason, or the request ends with an LmiError.
+However it ends, its stream is closed, which sends Cancel unless the engine has finished.
+
+A long request is kept in memory in one form at a time: once it is encoded for the engine, only that
+frame is left, and what the answer needs.
 """
 
 from __future__ import annotations
@@ -13,39 +14,39 @@ from __future__ import annotations
 import asyncio
 import secrets
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
-from itertools import accumulate
 from sys import getsizeof
+from typing import Any
 
 import msgspec
 
 from lmi import errors
 from lmi.capabilities import check_request, fitted
-from lmi.engine.client import Engines, ResponseStream, Submission
+from lmi.engine.client import Engines, ResponseStream
 from lmi.engine.misses import BeginningWatch
+from lmi.engine.submission import Submission
 from lmi.executor import EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.settings.config import ModelConfig
 from lmi.text.answer import AnswerText, prompt_tokens
 from lmi.text.tokenizer import NUM_THREADS, Tokenizer, truncated
 from lmi.types import AnswerEnd, Delta, GenerationRequest
 
-# What it returns is awaited before the next Delta.
-Take = Callable[[Delta], Awaitable[None] | None]
+# It takes a Delta. What it returns is awaited before the next one is passed to it.
+DeltaTaker = Callable[[Delta], Awaitable[None] | None]
 # Words by their token ids.
 Words = Sequence[tuple[int, ...]]
-# It gets the bytes that the answers hold of their requests.
-Encoded = Callable[[int], None]
+# It is called when all requests are encoded, with the bytes that their answers hold of them.
+EncodedHook = Callable[[int], None]
 
-# A request of more bytes in its frame is not held as it came until its answer has ended.
+# Of a request whose frame has more bytes, only what its answer needs is kept until the answer ends.
 LONG_BYTES = 4096
-# Prompts of more are prepared a few at a time.
+# Of prompts with more characters, only a few are prepared at the same time.
 LONG_CHARS = 64 << 10
 ID_BYTES = 4
-# Why the tasks of an answer that has ended are cancelled.
+# The message with which the tasks of an answer that has ended are cancelled.
 OVER = "the answer is over"
-NOT_FINISHED = FinishReason.NOT_FINISHED
 REASONS = {
     FinishReason.END_ID: AnswerEnd.EOS_TOKEN,
     FinishReason.STOP_WORDS: AnswerEnd.STOP_SEQUENCE,
@@ -64,10 +65,10 @@ class Pipeline:
         *,
         shares_prompts: bool = True,
     ) -> None:
-        """Make the pipeline of a model as it is set. Raises ModelUnusable or BadConfiguration for
-        its template.
+        """Make the pipeline of a model with these settings. Raises ModelUnusable or
+        BadConfiguration if its chat template cannot be used.
 
-        `shares_prompts`: whether engines cache prompts.
+        `shares_prompts` says whether engines cache prompts.
         """
 
         from lmi.chats.prompts import ChatPrompts
@@ -83,19 +84,21 @@ class Pipeline:
     async def generate(
         self,
         requests: Sequence[GenerationRequest],
-        take: Take,
+        take: DeltaTaker,
         streams: list[ResponseStream] | None = None,
-        encoded: Encoded = lambda num_bytes: None,
+        encoded: EncodedHook = lambda num_bytes: None,
     ) -> None:
         """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after
         some.
 
         Requests that are answered together run concurrently, and the first failure ends the whole
-        answer. Engines share all that is cached within a salt: among those who know the
-        `cache_salt`, or with the scope `request` in this answer. An API key is no salt:
-        clients with a key share whole blocks, as clients without a salt do. What is submitted to an
-        engine is added to `streams`. When all requests are encoded, none is held here any more and
-        `encoded` is called, before they count as frames.
+        answer. The stream of each request that an engine gets is added to `streams`. `encoded` is
+        called when all requests are encoded: they are not held here any more, and do not yet count
+        as frames.
+
+        Requests share cached prompts if they have the same salt: the `cache_salt` of their clients
+        or, with the scope `request`, a salt of this answer alone. An API key is no salt: clients
+        with a key share whole blocks, as clients without a salt do.
         """
         if streams is None:
             streams = []
@@ -104,15 +107,14 @@ class Pipeline:
             salt = secrets.token_hex(16)
             requests = [replace(request, cache_salt=salt) for request in requests]
 
-        # Nearly always there is one list for all.
-        bad_words = {request.bad_sequences for request in requests}
-        spelled = {words: await self.tokenizer.spellings_async(words) for words in bad_words}
-        first_indexes = accumulate((request.num_sequences for request in requests), initial=0)
-        preparing = [
-            self._prepare(request, spelled[request.bad_sequences], first_index)
-            for request, first_index in zip(requests, first_indexes, strict=False)
-        ]
-        del requests, first_indexes, spelled
+        # Nearly always all requests have the same list.
+        spellings: dict[Sequence[str], Words] = {}
+        for words in {request.bad_sequences for request in requests}:
+            spellings[words] = await self.tokenizer.spellings_async(words)
+
+        preparing = self._preparations(requests, spellings)
+        # So each request is freed as soon as it is prepared.
+        del requests
 
         if len(preparing) == 1:
             prepared = [await preparing.pop()]
@@ -127,11 +129,24 @@ class Pipeline:
         else:
             await self._generate_all(prepared, take, streams)
 
+    def _preparations(
+        self, requests: Sequence[GenerationRequest], spellings: Mapping[Sequence[str], Words]
+    ) -> list[Coroutine[Any, Any, Sequences]]:
+        """Return a coroutine that prepares each request."""
+        preparations = []
+        first_index = 0
+        for request in requests:
+            bad_words = spellings[request.bad_sequences]
+            preparations.append(self._prepare(request, bad_words, first_index))
+            first_index += request.num_sequences
+
+        return preparations
+
     async def _prepare(
         self, request: GenerationRequest, bad_words: Words, first_index: int
     ) -> Sequences:
-        """Make the request for the engine. Raises InvalidRequest, or Unavailable when no engine is
-        ready.
+        """Encode a request and check it against what the engine can do. Raises InvalidRequest, or
+        Unavailable if no engine is ready.
         """
         info = await self._engines.ready(request.adapter)
         if request.images and not info.capabilities.max_images:
@@ -157,8 +172,8 @@ class Pipeline:
             )
 
     def _turn_of(self, request: GenerationRequest) -> AbstractAsyncContextManager[object]:
-        """Let a long prompt wait until few others are prepared: one of a megabyte takes many while
-        it is encoded.
+        """Return what a prompt has to enter before it is prepared. A long one waits there for its
+        turn: while a prompt of a megabyte is encoded, it takes many megabytes.
         """
         if request.num_prompt_chars > LONG_CHARS:
             return self._long_prompts
@@ -166,8 +181,13 @@ class Pipeline:
         return nullcontext()
 
     async def _generate(
-        self, sequences: Sequences, take: Take, streams: list[ResponseStream]
+        self, sequences: Sequences, take: DeltaTaker, streams: list[ResponseStream]
     ) -> None:
+        """Send one request, and pass its Deltas to `take` until it ends.
+
+        If its engine is lost or refuses it before the first Result, another engine gets it, but
+        only once: a request may be what ends an engine.
+        """
         request = sequences.request
         submission = sequences.submission
         stream = self._engines.send(submission, request.session, request.prompt_cache_key)
@@ -195,7 +215,6 @@ class Pipeline:
             try:
                 await stream.forward(take_any)
             except (errors.EngineLost, errors.Overloaded):
-                # It is sent to another engine once, since a request may be what ends an engine.
                 next_stream = None
                 if not stream.has_begun:
                     next_stream = self._engines.send_elsewhere(stream)
@@ -207,15 +226,18 @@ class Pipeline:
                 streams.append(stream)
                 await stream.forward(take_any)
         except asyncio.CancelledError as error:
-            # Or the end of another request of this body has cancelled it.
+            # Unless another request of this answer has ended it, its client has left.
             stream.close(has_left=error.args != (OVER,))
             raise
         finally:
             stream.close()
 
     async def _generate_all(
-        self, prepared: Sequence[Sequences], take: Take, streams: list[ResponseStream]
+        self, prepared: Sequence[Sequences], take: DeltaTaker, streams: list[ResponseStream]
     ) -> None:
+        """Generate the answers of several requests at once, and pass their Deltas to `take` in the
+        order in which they arrive. Each says whether another one has arrived behind it.
+        """
         arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
 
         async def collect(sequences: Sequences) -> None:
@@ -226,22 +248,22 @@ class Pipeline:
 
         num_open = sum(len(sequences.open_texts) for sequences in prepared)
         tasks = [asyncio.create_task(collect(sequences)) for sequences in prepared]
-        ahead: Delta | Exception | None = None
+        following: Delta | Exception | None = None
         reason: tuple[object, ...] = (OVER,)
         try:
             while num_open:
-                delta = ahead or await arrived.get()
+                delta = following or await arrived.get()
                 if isinstance(delta, Exception):
                     raise delta
 
-                ahead = None if arrived.empty() else arrived.get_nowait()
-                delta.is_followed = isinstance(ahead, Delta)
+                following = None if arrived.empty() else arrived.get_nowait()
+                delta.is_followed = isinstance(following, Delta)
                 num_open -= delta.finish_reason is not None
                 pause = take(delta)
                 if pause is not None:
                     await pause
         except asyncio.CancelledError as error:
-            # It is empty if the client has left.
+            # The arguments are empty if the client has left.
             reason = error.args
             raise
         finally:
@@ -251,10 +273,9 @@ class Pipeline:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def encode(self, request: GenerationRequest, info: EngineInfo) -> tuple[str, list[int]]:
-        """Return the text that the answer continues, and its token ids, which leave room for an
-        answer.
+        """Return the text that the answer continues, and its token ids.
 
-        Raises InvalidRequest.
+        Raises InvalidRequest if they leave no room for an answer, or are none.
         """
         if request.prompt_token_ids is not None:
             prompt_ids = list(request.prompt_token_ids)
@@ -293,10 +314,8 @@ class Pipeline:
     def _engine_request(
         self, request: GenerationRequest, prompt_ids: list[int], bad_words: Words, info: EngineInfo
     ) -> Request:
-        """Build the request for the engine.
-
-        `max_tokens` is at most the room that the prompt leaves in the context, and the bound of all
-        requests.
+        """Build the request for the engine. Its `max_tokens` is bounded by the room that the prompt
+        leaves in the context, and by the limit that all requests have.
         """
         room = max(1, info.max_sequence_length - len(prompt_ids))
         limits = (room, request.max_new_tokens, self._max_new_tokens)
@@ -328,11 +347,10 @@ class Pipeline:
 
 
 class Sequences:
-    """The sequences of one request. Turns each Result into a Delta. `open_texts` holds those not
-    ended.
+    """The sequences of one request, which turn each Result into a Delta.
 
-    `num_bytes` is what they hold of a long request until its end, beside the frame of its
-    submission.
+    `open_texts` has the texts of those that have not ended, by index. `num_bytes` is what they hold
+    of a long request until its end, beside the frame of its submission.
     """
 
     def __init__(
@@ -344,7 +362,9 @@ class Sequences:
         prompt_ids: Sequence[int],
         first_index: int,
     ) -> None:
-        """`prompt` is the text that the answer continues, `prompt_ids` are its tokens."""
+        """`prompt` is the text that the answer continues, `prompt_ids` are its tokens. In the whole
+        answer these sequences have the indexes from `first_index` on.
+        """
         self.num_bytes = 0
         if len(submission.frame) > LONG_BYTES:
             if not request.return_full_text and request.chat is None:
@@ -368,10 +388,11 @@ class Sequences:
             self.open_texts[index] = AnswerText(tokenizer, request, self._prompt_ids)
 
     def read(self, result: Result) -> Delta | None:
-        """Return the Delta of a Result, None for a sequence that a stop string has ended.
+        """Return the Delta of a Result. Raises DeadlineExceeded if the engine's time for the
+        request is over.
 
-        A stop string ends a sequence even if the engine has not finished it. Raises
-        DeadlineExceeded if the engine's time for the request is over.
+        A stop string ends a sequence although the engine goes on with it. The Results that come
+        after it have no Delta.
         """
         index = result.sequence_index
         ids = result.output_token_ids[0]
@@ -393,28 +414,22 @@ class Sequences:
         delta.prompt_token_ids = self._prompt_ids
         if index == 0 and not self._is_prompt_told:
             self._is_prompt_told = True
-            delta.num_prompt_tokens = len(self._prompt_ids)
-            delta.num_cached_tokens = result.num_cached_tokens
-            if self.request.prefill_details:
-                delta.prefill = prompt_tokens(
-                    self._tokenizer, self._prompt_ids, result.prompt_log_probs
-                )
+            self._tell_prompt(delta, result)
 
-        stop_string = answer.stop_string
-        if stop_string is not None:
-            delta.finish_reason = AnswerEnd.STOP_SEQUENCE
-            delta.stop_reason = stop_string
-        elif reason is not NOT_FINISHED:
-            delta.finish_reason = REASONS[reason]
-            delta.times = result.request_perf_metrics
-            delta.embedding = result.embedding
-            if ids and reason is FinishReason.STOP_WORDS:
-                delta.stop_reason = ids[-1]
-
+        _set_finish(delta, result, answer.stop_string)
         if delta.finish_reason is not None:
             del self.open_texts[index]
 
         return delta
+
+    def _tell_prompt(self, delta: Delta, result: Result) -> None:
+        """Set in the first Delta of a request what it says of the prompt."""
+        delta.num_prompt_tokens = len(self._prompt_ids)
+        delta.num_cached_tokens = result.num_cached_tokens
+        if self.request.prefill_details:
+            delta.prefill = prompt_tokens(
+                self._tokenizer, self._prompt_ids, result.prompt_log_probs
+            )
 
     def read_beams(self, result: Result) -> list[Delta]:
         """Return a Delta for each beam of a search that has ended. Raises GenerationFailed if beams
@@ -435,9 +450,26 @@ class Sequences:
         return deltas
 
 
+def _set_finish(delta: Delta, result: Result, stop_string: str | None) -> None:
+    """Set in the last Delta of a sequence why it ended: a stop string was found, or the engine has
+    finished it.
+    """
+    ids = result.output_token_ids[0]
+    reason = result.finish_reasons[0]
+    if stop_string is not None:
+        delta.finish_reason = AnswerEnd.STOP_SEQUENCE
+        delta.stop_reason = stop_string
+    elif reason is not FinishReason.NOT_FINISHED:
+        delta.finish_reason = REASONS[reason]
+        delta.times = result.request_perf_metrics
+        delta.embedding = result.embedding
+        if ids and reason is FinishReason.STOP_WORDS:
+            delta.stop_reason = ids[-1]
+
+
 def check_room(num_prompt_tokens: int, max_new_tokens: int, info: EngineInfo) -> None:
-    """Raise InvalidParameter, in the words that clients of TGI look for, if the context has no room
-    for the answer.
+    """Raise InvalidParameter if the context has no room for the answer, in words that clients of
+    TGI look for.
     """
     context = info.max_sequence_length
     room = context - num_prompt_tokens
@@ -447,8 +479,8 @@ def check_room(num_prompt_tokens: int, max_new_tokens: int, info: EngineInfo) ->
 
 
 def beams_of(result: Result) -> list[Result]:
-    """Return a Result for each beam of a search, as if each were a sequence. Before the end beams
-    may still change.
+    """Return a Result for each beam of a search that has ended, as if each were a sequence. Beams
+    may change until then, so there is none before.
     """
     if not result.is_final:
         return []
@@ -469,8 +501,8 @@ def beams_of(result: Result) -> list[Result]:
 
 
 def adds_special_tokens(request: GenerationRequest) -> bool:
-    """Whether the tokenizer adds what begins every text, such as `<s>`. A chat's template writes it
-    by itself.
+    """Whether the tokenizer adds what begins every text, such as `<s>`. The template of a chat
+    writes that itself.
     """
     if request.add_special_tokens is None:
         return request.chat is None
@@ -479,7 +511,7 @@ def adds_special_tokens(request: GenerationRequest) -> bool:
 
 
 def comes_in_parts(request: GenerationRequest) -> bool:
-    """Whether the engine sends tokens as they come. In a whole answer that is for stop strings to
-    be found.
+    """Whether the engine sends tokens as they come. For an answer that is sent whole it does so too
+    if there are stop strings, which are found here.
     """
     return request.is_streaming or (bool(request.stop_sequences) and not request.is_beam_search)

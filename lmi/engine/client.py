@@ -1,19 +1,17 @@
 """The front end's side of the engine sockets: a connection to each engine, and a stream of
 Responses for each request.
 
-A request is encoded once. Its frame is kept until its first Result, so that another engine can get
-it: when an engine is lost, its requests end with `EngineLost`, and who has seen no Result yet may
-submit to another. A stream that is closed before its end cancels its request.
+A request is encoded once. When an engine is lost, its requests end with `EngineLost`, and those
+without a Result yet may be sent to another engine, so a frame is kept until the first Result of its
+request. A stream that is closed before its end cancels its request.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
-from typing import Protocol
 
 from lmi.engine.messages import (
     AdapterOutcome,
@@ -26,6 +24,7 @@ from lmi.engine.messages import (
     decode_to_front_end,
     encode,
 )
+from lmi.engine.submission import FrameMemory, Submission, UnlimitedMemory
 from lmi.errors import (
     EngineLost,
     ErrorInfo,
@@ -40,97 +39,42 @@ from lmi.ipc import Connecting, Connections, FrameTooLarge, frame
 from lmi.shared.state import EngineRecord, FrontEndRecord
 from lmi.types import Origin, WaitStatus
 
-# What it returns is awaited before the next Result.
-Take = Callable[[Result], Awaitable[None] | None]
+# It takes a Result. What it returns is awaited before the next one is passed to it.
+ResultTaker = Callable[[Result], Awaitable[None] | None]
+# The origin of a request that belongs to no client.
 ANYBODY = Origin()
-# What became of the entries in the folder of adapters, by the adapter's name.
+# What became of each entry in the folder of adapters, by the adapter's name.
 Outcomes = Mapping[str, AdapterOutcome]
 
 
-class FrameMemory(Protocol):
-    """Where frames are counted that an engine has not answered yet."""
-
-    def check_room(self, num_before: int, num_after: int) -> None:
-        """Raise Overloaded if so many bytes have no room in the place of those before."""
-
-    def change(self, num_before: int, num_after: int) -> None: ...
-
-
-class UnlimitedMemory:
-    def check_room(self, num_before: int, num_after: int) -> None:
-        return
-
-    def change(self, num_before: int, num_after: int) -> None:
-        return
-
-
-@dataclass(slots=True, eq=False)
-class Submission:
-    """A request on its way to an engine: its frame, which every engine can read, and what decides
-    who gets it.
-
-    The `id` is unique in this front end. `owner` is whose cached prompts it may use: an adapter and
-    a salt.
-    """
-
-    id: int
-    frame: bytes
-    # Those of the prompt and of the longest possible answer: what the engine's load grows by.
-    num_tokens: int
-    num_prompt_tokens: int
-    memory: FrameMemory
-    owner: tuple[str | None, str | None] = None, None
-    # A key for each whole block of the prompt.
-    prefix_keys: Sequence[int] = ()
-    # What `memory` counts for this request.
-    num_held_bytes: int = 0
-
-    @property
-    def adapter(self) -> str | None:
-        return self.owner[0]
-
-    def hold(self) -> None:
-        """Count the frame from now on. Raises Overloaded if it has no room."""
-        if not self.num_held_bytes:
-            self.memory.check_room(0, len(self.frame))
-            self.memory.change(0, len(self.frame))
-            self.num_held_bytes = len(self.frame)
-
-    def release(self) -> None:
-        """Forget the frame: its engine has it, or nobody waits for it any more."""
-        self.frame = b""
-        if self.num_held_bytes:
-            self.memory.change(self.num_held_bytes, 0)
-            self.num_held_bytes = 0
-
-
 class ResponseStream:
-    """The Responses of one request, in order, which `forward` passes on. Always close it."""
+    """The Responses of one request, in their order, which `forward` passes on. Always close it."""
 
     def __init__(self, connection: "EngineConnection", submission: Submission) -> None:
         # Whether a Result has come.
         self.has_begun = False
         self.connection = connection
-        # What the engine told last of the wait.
+        # How far the request is, as the engine said last.
         self.status = WaitStatus()
         self.submission = submission
 
-        # What arrived while no task slept in `forward`.
+        # What the task of `forward` has to take itself, since it worked when that arrived, or has
+        # to raise.
         self._inbox: deque[Result | Exception] = deque()
-        self._take: Take | None = None
+        self._take: ResultTaker | None = None
+        # What the task of `forward` sleeps on. Its result is what the task awaits next.
         self._sleep: asyncio.Future[Awaitable[None] | None] | None = None
         # Whether no further Response will come.
         self._is_over = False
         # Set when the engine answers an AskStatus.
         self._status_came: asyncio.Event | None = None
 
-    async def forward(self, take: Take) -> None:
+    async def forward(self, take: ResultTaker) -> None:
         """Pass each Result to `take` until the last one, or until `close`. Raises the LmiError that
         ended the request.
 
-        `take` runs in the turn of the event loop in which the Result arrives, so that a token wakes
-        no task. If it returns an awaitable, this task awaits it, and later Results wait here for so
-        long.
+        `put` calls `take` as a Result arrives, so that a token wakes no task. If `take` returns an
+        awaitable, this task awaits it, and meanwhile later Results wait here.
         """
         self._take = take
         while self._inbox or not self._is_over:
@@ -153,8 +97,8 @@ class ResponseStream:
         return not (self.has_begun or self._is_over)
 
     async def ask_status(self, timeout_s: float) -> WaitStatus:
-        """Return how far the request is, or what was known before if its engine does not answer in
-        time.
+        """Return how far the request is, as its engine says now, or said last if it does not answer
+        in time.
         """
         self._status_came = asyncio.Event()
         self.connection.write(frame(encode(AskStatus(self.submission.id))))
@@ -169,15 +113,16 @@ class ResponseStream:
             self._status_came.set()
 
     def close(self, *, has_left: bool = False) -> None:
-        """Forget the request, and cancel it in the engine unless it has ended. `has_left`: its
-        client has.
+        """Forget the request, and cancel it in the engine unless it has ended. `has_left` says that
+        its client has left.
         """
         self._inbox.clear()
         # It may refer to this stream.
         self._take = None
-        if self._sleep is not None and self._sleep.done() and not self._sleep.cancelled():
-            # The task was cancelled before it could await this.
-            forget(self._sleep.result())
+        sleep = self._sleep
+        if sleep is not None and sleep.done() and not sleep.cancelled():
+            # The task was woken, but cancelled before it could await this.
+            forget(sleep.result())
 
         is_sent = True
         if not self._is_over:
@@ -188,32 +133,45 @@ class ResponseStream:
             self.submission.release()
 
     def put(self, arrival: Result | LmiError) -> None:
-        """Pass a Result on, and wake the task if it has to wait for something, to raise an error,
-        or to end.
+        """Pass a Result on, or the error that ends the request. Called in the turn of the event
+        loop in which it arrives.
+
+        The task of `forward` sleeps on, unless it has to await something, to raise, or to end.
         """
+        if isinstance(arrival, LmiError) or arrival.is_final:
+            self._is_over = True
+
         if not self.has_begun and isinstance(arrival, Result):
             self.has_begun = True
             self.submission.release()
 
-        self._is_over = self._is_over or isinstance(arrival, LmiError) or arrival.is_final
-
         sleep = self._sleep
-        pause = None
-        if sleep is None or sleep.done() or isinstance(arrival, LmiError):
-            # If the task does not sleep, it works on an earlier Result, or it was cancelled.
-            self._inbox.append(arrival)
-        else:
-            try:
-                assert self._take is not None
-                pause = self._take(arrival)
-            except Exception as error:
-                # It belongs to this request, not to the connection.
-                self._inbox.append(error)
-
         if sleep is None or sleep.done():
+            # The task works on an earlier Result, or it was cancelled.
+            self._inbox.append(arrival)
+            return
+
+        pause = self._pass_on(arrival)
+        if sleep.done():
+            # To take it has cancelled the task.
             forget(pause)
         elif pause is not None or self._inbox or self._is_over:
             sleep.set_result(pause)
+
+    def _pass_on(self, arrival: Result | LmiError) -> Awaitable[None] | None:
+        """Pass a Result on, and return what the task has to await. An error goes to the inbox, for
+        the task to raise, also one of `take`: it belongs to this request, not to the connection.
+        """
+        if isinstance(arrival, LmiError):
+            self._inbox.append(arrival)
+            return None
+
+        try:
+            assert self._take is not None
+            return self._take(arrival)
+        except Exception as error:
+            self._inbox.append(error)
+            return None
 
 
 def forget(pause: Awaitable[None] | None) -> None:
@@ -235,8 +193,8 @@ class EngineConnection(Connecting):
         self.news = asyncio.Event()
         self.num_outstanding_tokens = 0
         self._streams: dict[int, ResponseStream] = {}
-        # Cancelled ones whose frames the transport may still have.
-        self._unread: list[Submission] = []
+        # Cancelled ones whose frames the transport may still have to send.
+        self._cancelled_unsent: list[Submission] = []
 
     def send(self, submission: Submission) -> ResponseStream:
         """Send a request to this engine. Raises Overloaded if its frame has no room in memory."""
@@ -250,23 +208,24 @@ class EngineConnection(Connecting):
         """Forget a request, here and in the engine. Returns whether its frame takes no memory here
         any more.
         """
-        if self._forget(submission.id) is None or self.take_back(submission.id):
+        is_unknown = self._forget(submission.id) is None
+        if is_unknown or self.take_back(submission.id):
             return True
 
         self.write(frame(encode(Cancel(submission.id, has_left))))
         if self._is_paused:
-            self._unread.append(submission)
+            self._cancelled_unsent.append(submission)
 
         return not self._is_paused
 
     def resume_writing(self) -> None:
-        self._release_unread()
+        self._release_cancelled()
         super().resume_writing()
 
-    def _release_unread(self) -> None:
-        unread = self._unread
-        self._unread = []
-        for submission in unread:
+    def _release_cancelled(self) -> None:
+        submissions = self._cancelled_unsent
+        self._cancelled_unsent = []
+        for submission in submissions:
             submission.release()
 
     def _forget(self, request_id: int) -> ResponseStream | None:
@@ -280,20 +239,11 @@ class EngineConnection(Connecting):
         message = decode_to_front_end(payload)
         if isinstance(message, Responses):
             for response in message.responses:
-                stream = self._streams.get(response.request_id)
-                # Without a stream, the request was cancelled a moment ago.
-                if stream is None:
-                    continue
-
-                arrival = result_or_failure(response)
-                if response.is_final or isinstance(arrival, LmiError):
-                    self._forget(response.request_id)
-
-                stream.put(arrival)
+                self._put(response)
         elif isinstance(message, Ready):
             self.info = message.info
             self.outcomes = message.outcomes
-            self._tell()
+            self._announce_news()
         elif isinstance(message, RequestStatus):
             stream = self._streams.get(message.request_id)
             if stream is not None:
@@ -303,9 +253,22 @@ class EngineConnection(Connecting):
             if stream is not None:
                 stream.put(from_info(message.error))
 
+    def _put(self, response: Response) -> None:
+        """Pass a Response to the stream of its request."""
+        stream = self._streams.get(response.request_id)
+        # Without a stream, the request was cancelled a moment ago.
+        if stream is None:
+            return
+
+        arrival = result_or_failure(response)
+        if response.is_final or isinstance(arrival, LmiError):
+            self._forget(response.request_id)
+
+        stream.put(arrival)
+
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        self._release_unread()
+        self._release_cancelled()
         self.info = None
         streams = self._streams
         self._streams = {}
@@ -313,9 +276,9 @@ class EngineConnection(Connecting):
         for stream in streams.values():
             stream.put(EngineLost("the engine was lost while it worked on this request"))
 
-        self._tell()
+        self._announce_news()
 
-    def _tell(self) -> None:
+    def _announce_news(self) -> None:
         self.news.set()
         self.news = asyncio.Event()
 
@@ -382,9 +345,9 @@ class Engines(Connections[EngineConnection]):
     ) -> ResponseStream:
         """Send a request to the engine of its session, else to the best one.
 
-        It is the best one too where as many requests wait at the engine of the session as can run.
-        A `prompt_cache_key` is a hint, which only engines that share prompts read. Raises
-        Unavailable without an engine, and Overloaded without room for the frame.
+        The best one also gets it if as many requests wait at the engine of the session as can run
+        there. A `prompt_cache_key` is a hint, which counts only where engines share prompts. Raises
+        Unavailable if no engine is ready, and Overloaded if the frame has no room.
         """
         candidates: BySlot = self._candidates(submission.adapter)
         if session is not None:
@@ -419,13 +382,14 @@ class Engines(Connections[EngineConnection]):
     def _best(
         self, engines: BySlot, submission: Submission, prompt_cache_key: str | None = None
     ) -> EngineConnection:
+        """Return the engine with the least work. `PrefixEngines` also looks at prompts and keys."""
         return min(engines.values(), key=lambda connection: connection.num_outstanding_tokens)
 
     async def ready(self, adapter: str | None = None) -> EngineInfo:
-        """Return facts about the model, which are equal for all replicas except `adapters`.
+        """Return what an engine says of itself and the model: an engine that may get a request for
+        `adapter` now. All replicas say the same, but for their `adapters`.
 
-        They are those of an engine to which `send` may give a request for `adapter` now. Raises
-        Unavailable if no engine is ready.
+        Waits a moment for an engine that is about to connect. Raises Unavailable if none is ready.
         """
         await self.wait_for(self.serving)
         infos = (engine.info for engine in self._candidates(adapter).values())
@@ -433,8 +397,8 @@ class Engines(Connections[EngineConnection]):
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """The adapters that requests may use. While no engine is connected, they are the last ones
-        known.
+        """The adapters that requests may use. While no engine is connected, they are those that
+        were known last.
         """
         infos = [engine.info for engine in self.serving().values() if engine.info is not None]
         if infos:
@@ -461,6 +425,7 @@ class Engines(Connections[EngineConnection]):
         return alive or ready
 
     def unavailable(self) -> Unavailable:
+        """Return the error of a request for which no engine is ready."""
         return Unavailable("no engine is ready: " + self.describe())
 
     def _candidates(self, adapter: str | None) -> BySlot:
@@ -476,8 +441,8 @@ class Engines(Connections[EngineConnection]):
 
 
 def slot_of(name: str, slots: Iterable[int]) -> int:
-    """Return the slot of a name: every front end finds the same one, also while other engines come
-    and go.
+    """Return the slot of a name. Every front end finds the same one, and it stays the same while
+    other engines come and go.
     """
 
     def weight(slot: int) -> bytes:
@@ -487,7 +452,7 @@ def slot_of(name: str, slots: Iterable[int]) -> int:
 
 
 def _with_adapter(engines: BySlot, adapter: str | None) -> BySlot:
-    """The engines that have an adapter, or all where a request has none."""
+    """Return the engines that have an adapter, or all of them for a request without one."""
     if adapter is None:
         return engines
 

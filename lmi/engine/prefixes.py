@@ -15,15 +15,8 @@ from typing import Self
 
 import msgspec
 
-from lmi.engine.client import (
-    ANYBODY,
-    BySlot,
-    EngineConnection,
-    Engines,
-    FrameMemory,
-    Submission,
-    slot_of,
-)
+from lmi.engine.client import ANYBODY, BySlot, EngineConnection, Engines, slot_of
+from lmi.engine.submission import FrameMemory, Submission
 from lmi.executor import Request
 from lmi.shared.state import WORD, EngineRecord, FrontEndRecord
 from lmi.types import Origin

@@ -1,8 +1,8 @@
-"""The engine's side of the engine sockets, which runs the requests of all front ends on one
-executor.
+"""The engine's side of the engine sockets: it runs the requests of all front ends on one executor.
 
-Requests arrive on the event loop of the worker. The thread that makes the Responses calls
-`deliver`. If a front end breaks the protocol or stops reading, only its connection closes.
+Requests arrive on the event loop of the engine's process, and a thread of the executor passes the
+Responses to `Dispatcher.deliver`. If a front end breaks the protocol or stops reading, only its
+connection closes.
 """
 
 import asyncio
@@ -19,7 +19,15 @@ import msgspec
 from lmi.engine import messages
 from lmi.engine.queue import QueueEntry, RequestQueue, priority_class
 from lmi.errors import EngineLost, LmiError, Overloaded
-from lmi.executor import ErrorKind, Executor, Request, RequestPerfMetrics, Response, ResponseError
+from lmi.executor import (
+    ErrorKind,
+    Executor,
+    IterationStats,
+    Request,
+    RequestPerfMetrics,
+    Response,
+    ResponseError,
+)
 from lmi.ipc import Accepted, FrameTooLarge, ThreadSafeWriter, frame
 from lmi.shared.state import MAX_LORA_NAMES_BYTES, EngineRecord, Phase
 from lmi.types import WaitStatus
@@ -32,22 +40,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class FrontEndEntry(QueueEntry):
-    """A request of one connection."""
+    """A request of one front end, which waits in the queue or runs."""
 
     connection: "FrontEndConnection"
-    # The front end's.
+    # Its number at the front end.
     request_id: int
     request: Request
-    # The executor's, once it has the request.
+    # Its number at the executor, once that has it.
     engine_id: int | None = None
+    # Whether its client has left.
     has_left: bool = False
 
     def refuse(self, error: Exception) -> None:
+        """Tell the front end why the request is not run."""
         self.connection.send(messages.Refused(self.request_id, messages.refusal(error)))
 
 
 class Dispatcher:
-    """Has the queue, remembers the connection of each request, and writes the engine's record."""
+    """Takes requests from connections to the queue and the executor, sends the Responses back, and
+    writes the engine's record.
+    """
 
     def __init__(
         self, executor: Executor, record: EngineRecord, queue: RequestQueue | None = None
@@ -66,11 +78,11 @@ class Dispatcher:
         self._phases = record.queue_time_s, record.prefill_time_s, record.decode_time_s
         self._step_length = record.step_length
         self._queue = queue or RequestQueue(info.max_num_sequences)
-        # The end of the last step.
+        # When the last step ended.
         self._stepped_s = 0.0
-        # The requests that run, as the executor counted them last.
+        # How many requests run, as the executor counted them last.
         self._num_active = 0
-        # Guards the queue, `_entries`, those of each connection, and the record.
+        # It guards the queue, the record, and the requests here and at each connection.
         self._lock = threading.Lock()
         # The requests that the executor has, by its ids.
         self._entries: dict[int, FrontEndEntry] = {}
@@ -86,25 +98,9 @@ class Dispatcher:
             return len(self._entries) + self._queue.num_waiting
 
     def submit(self, connection: "FrontEndConnection", message: messages.Submit) -> None:
+        """Let a request wait or run. If it is refused, its front end is told."""
         now = time.monotonic()
-        request = message.request
-        origin = message.origin
-        sampling = request.sampling_config
-        entry = FrontEndEntry(
-            client=origin.client,
-            num_prompt_tokens=len(request.input_token_ids),
-            max_tokens=request.max_tokens,
-            num_sequences=max(sampling.beam_width, sampling.num_return_sequences),
-            arrived_s=origin.arrived_s or now,
-            received_s=origin.received_s,
-            deadline_s=origin.deadline_s,
-            priority=request.priority,
-            is_streaming=request.streaming,
-            is_further=origin.is_further,
-            connection=connection,
-            request_id=message.request_id,
-            request=request,
-        )
+        entry = _entry_of(connection, message, now)
         try:
             if self.is_closing:
                 # Another engine may get it.
@@ -123,8 +119,8 @@ class Dispatcher:
     def _start(self, now: float) -> None:
         """Give the executor the requests whose turn it is, and count all. Call it with the lock.
 
-        An error of the executor ends only that request. The first Response may come before
-        enqueue_request returns.
+        If the executor does not take a request, only that one ends. The lock is needed although
+        `enqueue_request` is called: the first Response may come before it returns.
         """
         for entry in self._queue.start(now):
             assert isinstance(entry, FrontEndEntry)
@@ -150,7 +146,7 @@ class Dispatcher:
         self._count_requests()
 
     def status_of(self, entry: FrontEndEntry) -> WaitStatus:
-        """Return how far a request without a token is."""
+        """Return how far a request is that has no token yet."""
         with self._lock:
             # It may have ended a moment ago.
             if entry.request_id not in entry.connection.entries:
@@ -168,21 +164,29 @@ class Dispatcher:
         num_computed = progress.num_computed_tokens
         num_cached = progress.num_cached_tokens
         num_left = max(0, entry.num_prompt_tokens - num_computed)
-        wait_s = self._prompt_wait_s(num_left, num_computed - num_cached, started_s)
-        return WaitStatus(entry.num_prompt_tokens, num_computed, num_cached, 0, wait_s)
+        return WaitStatus(
+            entry.num_prompt_tokens,
+            num_computed,
+            num_cached,
+            queue_position=0,
+            wait_s=self._prompt_wait_s(num_left, num_computed - num_cached, started_s),
+        )
 
     def _status_in_queue(self, entry: FrontEndEntry) -> WaitStatus:
         position = self._queue.ahead_of(entry).num_requests + 1
         start_s = self._queue.expected_wait_s(entry)
         prompt_s = self._queue.prompt_s(entry.num_prompt_tokens)
-        wait_s = None if start_s is None or prompt_s is None else start_s + prompt_s
-        return WaitStatus(entry.num_prompt_tokens, 0, 0, position, wait_s)
+        wait_s = None
+        if start_s is not None and prompt_s is not None:
+            wait_s = start_s + prompt_s
+
+        return WaitStatus(entry.num_prompt_tokens, 0, 0, queue_position=position, wait_s=wait_s)
 
     def _prompt_wait_s(
         self, num_left: int, num_computed: int, started_s: float | None
     ) -> float | None:
-        """Return how long the rest of a prompt takes at the speed of what was computed of it, else
-        at the queue's.
+        """Return how long the rest of a prompt takes, at the speed at which its beginning was
+        computed. If nothing was, at the speed that the queue has learned.
         """
         if num_computed <= 0 or started_s is None:
             return self._queue.prompt_s(num_left)
@@ -192,6 +196,7 @@ class Dispatcher:
     def _end(
         self, entry: FrontEndEntry, now: float, *, has_left: bool = False, is_answered: bool = False
     ) -> None:
+        """Forget a request, and free its place. Call it with the lock."""
         entry.connection.entries.pop(entry.request_id, None)
         if entry.engine_id is not None:
             self._entries.pop(entry.engine_id, None)
@@ -236,35 +241,18 @@ class Dispatcher:
 
             for response in responses:
                 entry = self._entries.get(response.request_id)
+                # Without an entry, the request has ended already.
                 if entry is None:
                     continue
 
                 response.request_id = entry.request_id
-                result = response.result
-                if result is not None and result.request_perf_metrics is not None:
-                    self._note_times(entry, result.request_perf_metrics)
-
-                if result is not None and result.prompt_token_ids is not None:
-                    self._queue.note_prompt(entry, len(result.prompt_token_ids))
-
-                if response.is_final:
-                    error = response.error
-                    if error is not None and error.kind is ErrorKind.ENGINE_LOST:
-                        is_lost = True
-
-                    is_answered = error is None and not entry.has_left
-                    self._end(entry, now, has_left=entry.has_left, is_answered=is_answered)
-                else:
-                    if not entry.has_begun:
-                        self._queue.note_token(entry, now)
-
-                    if entry.num_open > 1 and result is not None and result.is_sequence_final:
-                        self._queue.note_sequence_end(entry)
-
                 outputs.setdefault(entry.connection, []).append(response)
+                self._note_response(entry, response, now)
+                if response.error is not None and response.error.kind is ErrorKind.ENGINE_LOST:
+                    is_lost = True
 
             if is_lost and not self._executor.can_enqueue_requests():
-                # `/ping` tells it before the first client hears of it.
+                # `/ping` says so before the first client sees the error.
                 self._record.phase = Phase.DRAINING
 
             for connection, batch in outputs.items():
@@ -272,9 +260,31 @@ class Dispatcher:
 
             self._start(now)
 
+    def _note_response(self, entry: FrontEndEntry, response: Response, now: float) -> None:
+        """Let the queue and the record know what a Response means for its request. Call it with the
+        lock.
+        """
+        result = response.result
+        if result is not None and result.request_perf_metrics is not None:
+            self._note_times(entry, result.request_perf_metrics)
+
+        if result is not None and result.prompt_token_ids is not None:
+            self._queue.note_prompt(entry, len(result.prompt_token_ids))
+
+        if response.is_final:
+            is_answered = response.error is None and not entry.has_left
+            self._end(entry, now, has_left=entry.has_left, is_answered=is_answered)
+            return
+
+        if not entry.has_begun:
+            self._queue.note_token(entry, now)
+
+        if entry.num_open > 1 and result is not None and result.is_sequence_final:
+            self._queue.note_sequence_end(entry)
+
     def _note_times(self, entry: FrontEndEntry, times: RequestPerfMetrics) -> None:
-        """Count the phases that a sequence which has ended went through, the wait in this queue
-        too.
+        """Count the times of a sequence that has ended: it waited in this queue and in the
+        executor's, was prefilled, and was decoded.
         """
         times.arrival_time = entry.queued_s
         moments = (
@@ -314,52 +324,37 @@ class Dispatcher:
     def _note_adapters(self) -> None:
         """Write which adapters run and wait. Call it with the lock.
 
-        A batch has `max_loras` of them: those beyond wait in the engine, which starts the oldest
-        first.
+        A batch has at most `max_loras` of them. The engine starts the oldest requests first, so
+        those that have begun come before all others, and what is beyond the limit waits.
         """
-        begun = [entry for entry in self._entries.values() if entry.has_begun]
-        adapters = list(dict.fromkeys(adapters_of_entries([*begun, *self._entries.values()])))
+        entries = self._entries.values()
+        begun = [entry for entry in entries if entry.has_begun]
+        adapters = list(dict.fromkeys(adapters_of_entries([*begun, *entries])))
         num_running = self._record.max_loras
-        running = adapters[:num_running]
-        beyond = adapters[num_running:]
 
-        entries = [
-            entry for connection in self.connections for entry in connection.entries.values()
-        ]
-        queued = adapters_of_entries(entry for entry in entries if entry.engine_id is None)
-        waiting = dict.fromkeys([*beyond, *queued])
+        queued: list[FrontEndEntry] = []
+        for connection in self.connections:
+            queued += [entry for entry in connection.entries.values() if entry.engine_id is None]
 
-        self._record.running_loras = listed(running)
+        waiting = dict.fromkeys([*adapters[num_running:], *adapters_of_entries(queued)])
+        self._record.running_loras = listed(adapters[:num_running])
         self._record.waiting_loras = listed(waiting)
 
     def _note_steps(self, *, has_output: bool) -> None:
-        """Write the executor's steps since the last look into the record. A batch of Responses
+        """Write the executor's steps since the last call into the record. A batch of Responses
         counts as a step even if the executor reports none.
         """
         record = self._record
         steps = self._executor.get_latest_iteration_stats()
-        if steps or has_output:
+        has_stepped = bool(steps) or has_output
+        if has_stepped:
             record.step += len(steps) or 1
 
-        if steps or has_output or self.may_rest() or self._executor.is_waiting_for_guides:
+        if has_stepped or self.may_rest() or self._executor.is_waiting_for_guides:
             record.step_s = time.monotonic()
 
         for step in steps:
-            seconds = step.timestamp - self._stepped_s
-            self._stepped_s = step.timestamp
-            num_context_tokens = step.num_context_tokens
-            num_generation_tokens = step.num_generation_tokens
-            record.num_preemptions += step.num_preemptions
-            record.num_context_tokens += num_context_tokens
-            record.num_generation_tokens += num_generation_tokens
-            self._queue.note_step(max(0.0, seconds), num_context_tokens, num_generation_tokens)
-            self._step_length.observe(num_context_tokens + num_generation_tokens)
-
-            drafts = step.spec_decoding_stats
-            if drafts is not None:
-                record.num_drafts += drafts.num_requests_with_draft_tokens
-                record.num_draft_tokens += drafts.num_draft_tokens
-                record.num_accepted_tokens += drafts.num_accepted_tokens
+            self._note_step(step)
 
         if steps:
             self._num_active = steps[-1].num_active_requests
@@ -367,6 +362,24 @@ class Dispatcher:
             record.num_used_blocks = cache.used_num_blocks
             record.max_num_blocks = cache.max_num_blocks
             record.tokens_per_block = cache.tokens_per_block
+
+    def _note_step(self, step: IterationStats) -> None:
+        duration_s = step.timestamp - self._stepped_s
+        self._stepped_s = step.timestamp
+        num_context_tokens = step.num_context_tokens
+        num_generation_tokens = step.num_generation_tokens
+        self._queue.note_step(max(0.0, duration_s), num_context_tokens, num_generation_tokens)
+        self._step_length.observe(num_context_tokens + num_generation_tokens)
+
+        record = self._record
+        record.num_preemptions += step.num_preemptions
+        record.num_context_tokens += num_context_tokens
+        record.num_generation_tokens += num_generation_tokens
+        drafts = step.spec_decoding_stats
+        if drafts is not None:
+            record.num_drafts += drafts.num_requests_with_draft_tokens
+            record.num_draft_tokens += drafts.num_draft_tokens
+            record.num_accepted_tokens += drafts.num_accepted_tokens
 
     def _count_requests(self) -> None:
         """Write the running and waiting requests, which together are all that have not ended."""
@@ -376,11 +389,36 @@ class Dispatcher:
         self._record.num_waiting = len(self._entries) + self._queue.num_waiting - num_running
 
 
+def _entry_of(
+    connection: "FrontEndConnection", message: messages.Submit, now: float
+) -> FrontEndEntry:
+    request = message.request
+    origin = message.origin
+    sampling = request.sampling_config
+    return FrontEndEntry(
+        client=origin.client,
+        num_prompt_tokens=len(request.input_token_ids),
+        max_tokens=request.max_tokens,
+        num_sequences=max(sampling.beam_width, sampling.num_return_sequences),
+        arrived_s=origin.arrived_s or now,
+        received_s=origin.received_s,
+        deadline_s=origin.deadline_s,
+        priority=request.priority,
+        is_streaming=request.streaming,
+        is_further=origin.is_further,
+        connection=connection,
+        request_id=message.request_id,
+        request=request,
+    )
+
+
 def _for_executor(entry: FrontEndEntry) -> Request:
-    """Return its request, with whose it is where clients share places or threads."""
+    """Return the request of an entry. It says whose it is if it needs something that clients take
+    turns at: an express place, or the threads that compile guides and read images.
+    """
     request = entry.request
-    has_turns = request.guided_decoding_params is not None or request.images
-    if not (entry.is_express or has_turns):
+    needs_thread = request.guided_decoding_params is not None or request.images
+    if not (entry.is_express or needs_thread):
         return request
 
     return msgspec.structs.replace(
@@ -396,9 +434,7 @@ def adapters_of_entries(entries: Iterable[FrontEndEntry]) -> Iterator[str]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return sorted names with commas between, as many whole ones as fit into the
-    engine's record.
-    """
+    """Return the names sorted, with commas between, as many as fit into the engine's record."""
     text = ",".join(sorted(names))
     if len(text.encode()) < MAX_LORA_NAMES_BYTES:
         return text
@@ -414,7 +450,7 @@ class FrontEndConnection(Accepted):
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__()
-        # Those that have not ended, by the front end's ids.
+        # Its requests that have not ended, by the front end's numbers.
         self.entries: dict[int, FrontEndEntry] = {}
         self._dispatcher = dispatcher
         self._writer: ThreadSafeWriter | None = None
@@ -477,18 +513,20 @@ class FrontEndConnection(Accepted):
                 middle = len(responses) // 2
                 self.send_output(responses[:middle])
                 self.send_output(responses[middle:])
-                return
+            else:
+                self._fail_too_large(responses[0], error)
 
-            [response] = responses
-            entry = self.entries.get(response.request_id)
-            if entry is not None:
-                self._dispatcher.abort(entry)
+    def _fail_too_large(self, response: Response, cause: FrameTooLarge) -> None:
+        """End the request of a Response that is too large, with an error in its place."""
+        entry = self.entries.get(response.request_id)
+        if entry is not None:
+            self._dispatcher.abort(entry)
 
-            too_large = ResponseError(
-                f"the Response is too large for the socket: {error}", ErrorKind.GENERATION
-            )
-            failure = Response(response.request_id, error=too_large, client_id=response.client_id)
-            self.send(messages.Responses([failure]))
+        error = ResponseError(
+            f"the Response is too large for the socket: {cause}", ErrorKind.GENERATION
+        )
+        failure = Response(response.request_id, error=error, client_id=response.client_id)
+        self.send(messages.Responses([failure]))
 
     def send(self, message: messages.ToFrontEnd) -> None:
         """Send a message from any thread. A front end that has stopped reading loses its
