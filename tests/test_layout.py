@@ -71,6 +71,8 @@ ENGINES_NAMED_IN = {
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
         *("SM_VLLM_MODEL", "SM_VLLM_REVISION"),
     },
+    # What another server's app holds
+    "lmi.user_code.standards.app": {"vllm_config"},
     # Variables of another image
     "lmi.settings.engine_flags": {"SM_VLLM_"},
     "lmi.settings.other_names": {"SM_VLLM_CONFIG"},

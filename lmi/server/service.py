@@ -4,6 +4,8 @@ here.
 A front end loads its model as soon as that has come. `lmi/models/choice.py` has several.
 """
 
+from __future__ import annotations
+
 import asyncio
 import gc
 import logging
@@ -11,7 +13,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from starlette.exceptions import HTTPException
 
@@ -36,6 +38,9 @@ from lmi.types import GenerationRequest
 from lmi.user_code.calls import UserCodeWorkers, ends
 from lmi.user_code.hooks import FormatterHooks
 
+if TYPE_CHECKING:
+    from lmi.user_code.standards.calls import AppConnections
+
 WATCH_S = 0.1
 UNKNOWN = ModelConfig(path="", name="model")
 
@@ -59,6 +64,8 @@ class Service:
     adapters: AdapterRegistry | None = None
     # The name of the folder of the model's processes.
     folder: str = ""
+    # The model's code for AWS's standards, which requests pass through. None without such code.
+    standards: AppConnections | None = None
 
     @classmethod
     def load(cls, runtime: Runtime, front_end: FrontEnd) -> Self:
@@ -70,7 +77,12 @@ class Service:
         service = cls(config, block, front_end, folder=runtime.path.name)
         if config.user_code is not None:
             sockets, records = zip(*ends(runtime.path, block), strict=True)
-            service.user_code = UserCodeWorkers(sockets, records)
+            if config.user_code.standards_folder:
+                from lmi.user_code.standards.calls import AppConnections
+
+                service.standards = AppConnections(sockets, records)
+            else:
+                service.user_code = UserCodeWorkers(sockets, records)
 
         if not config.is_user_code:
             service._load_pipeline(runtime)
@@ -117,7 +129,7 @@ class Service:
 
     @property
     def _connections(self) -> list[Connections[Any]]:
-        connections = (self.engines, self.user_code)
+        connections = (self.engines, self.user_code, self.standards)
         return [connection for connection in connections if connection is not None]
 
     @property

@@ -30,6 +30,7 @@ from lmi.settings.other_servers import (
 from lmi.settings.steps import Resolution
 from lmi.settings.table import BY_KEY, MODEL, OPTIONS, find
 from lmi.settings.values import Values
+from lmi.user_code.standards.settings import HANDLERS, MIDDLEWARES, SCRIPT, SCRIPT_FOLDER
 
 # The least ratio of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one
 # for max_num_tokens.
@@ -172,11 +173,7 @@ ELSEWHERE = {
 PREFIXES = ("CUSTOM_FASTAPI_", "SUPERVISOR_")
 NAMES = frozenset(
     (
-        "CUSTOM_PRE_PROCESS",
-        "CUSTOM_POST_PROCESS",
-        "CUSTOM_SCRIPT_FILENAME",
         "PROCESS_AUTO_RECOVERY",
-        "SAGEMAKER_MODEL_PATH",
         "STANDARD_PIP_ARGS",
     )
 )
@@ -200,6 +197,8 @@ MODEL_KEY = re.compile(
     re.IGNORECASE,
 )
 READ = frozenset(name for option in OPTIONS for name in (*option.platform, *option.env))
+# What a model's own code for AWS's standards reads.
+OF_CODE = frozenset((*HANDLERS, *MIDDLEWARES, SCRIPT, SCRIPT_FOLDER))
 # supervisord gives these to every process that it starts.
 OF_SUPERVISORD = frozenset(
     (
@@ -395,7 +394,8 @@ def closest(key: str, further: Iterable[str] = ()) -> str:
 
 
 def is_of_other_image(name: str) -> bool:
-    return name in NAMES or (name.startswith(PREFIXES) and name not in OF_SUPERVISORD)
+    is_read = name in OF_CODE or name in OF_SUPERVISORD
+    return name in NAMES or (name.startswith(PREFIXES) and not is_read)
 
 
 def report_unread_models(resolution: Resolution) -> None:
@@ -502,7 +502,7 @@ def report_variables(resolution: Resolution) -> None:
         counted = "1 variable" if len(of_images) == 1 else f"{len(of_images)} variables"
         values.warn(f"{counted} of AWS's other images not read yet: {', '.join(of_images)}")
 
-    reported = {*READ, *of_images, *UNUSED, *WRITE_INSTEAD, PROGRAM, SUBMIT_DIRECTORY}
+    reported = {*READ, *OF_CODE, *of_images, *UNUSED, *WRITE_INSTEAD, PROGRAM, SUBMIT_DIRECTORY}
     unused = [name for name in environ if name.startswith("SAGEMAKER_")]
     unused = sorted(name for name in unused if name not in reported)
     if unused:

@@ -299,7 +299,7 @@ STEPS_OF_ONE_MODEL = (
     # All that is wrong with options shows together. What secure mode refuses, and a fault of the
     # model's files, each end the start alone.
     SettingsStep(generation.check_options, reports_faults=True),
-    SettingsStep(secure_mode.check, reads=("fetched", "download_dir")),
+    SettingsStep(secure_mode.check, reads=("fetched", "download_dir", "code")),
     # What a stranger's file may not do is told before anything else of it counts.
     SettingsStep(strangers.check, reads=("chosen_engine", "code"), reports_faults=True),
     # The model.
@@ -363,6 +363,7 @@ STEPS_OF_ONE_MODEL = (
 # Each of several models is resolved when it is loaded.
 STEPS_OF_SEVERAL_MODELS = (
     SettingsStep(secure_mode.check_operator),
+    SettingsStep(user_code.refuse_handlers_of_several),
     *SERVER_STEPS,
     # Nothing after it refuses an option, but a gateway without a port.
     SettingsStep(model_choice.warn_of_models, writes=("missing",), reports_faults=True),

@@ -117,6 +117,10 @@ def check(resolution: Resolution) -> None:
     for place in dict.fromkeys(path.resolve() for path in folders):
         refused += _refused_beside(place, names)
 
+    code = resolution.code
+    if code is not None and code.standards_folder and SCRIPTS in names:
+        refused.append(f"{code.path}: refused by {SCRIPTS}")
+
     # The current folder is the model's only if it is served.
     channels = channels or [path for path in folders if path == folder or path != cwd]
     for untrusted in dict.fromkeys((*channels, *fetched)):

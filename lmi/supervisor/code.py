@@ -19,6 +19,9 @@ def user_code(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     config = runtime.config
     cores_of_code = of_cores(cores.others if cores else ())
     user = config.server.user
+    module = "lmi.user_code.worker"
+    if config.user_code is not None and config.user_code.standards_folder:
+        module = "lmi.user_code.standards.worker"
 
     def environ(slot: int) -> dict[str, str]:
         return of_user_code(config, environ_of(runtime.path, user), slot) | cores_of_code
@@ -27,7 +30,7 @@ def user_code(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
         config,
         user=user,
         title="code {slot}",
-        module="lmi.user_code.worker",
+        module=module,
         output_logger="model.py",
         environ=environ,
         limits=limits(config),

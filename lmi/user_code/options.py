@@ -81,7 +81,7 @@ class UserCodeOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserCodeConfig:
     """A file of user code. A file with a `handler` is the model; another file holds formatters for
-    a model.
+    a model, or with a `standards_folder` the handlers of AWS's model-hosting-container-standards.
 
     A formatter whose name is "" is the function with djl_python's decorator.
     """
@@ -90,6 +90,8 @@ class UserCodeConfig:
     handler: str | None = None
     output_formatter: str | None = None
     input_formatter: str | None = None
+    # Where the standards' package looks for files, "" if the code is not for it.
+    standards_folder: str = ""
     # The properties of the handler's first call.
     properties: dict[str, str] = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from lmi.errors import ModelUnusable
+from lmi.errors import ModelUnusable, shorten
 from lmi.settings.engine_choice import NEURON, TENSOR
 from lmi.settings.model_choice import user_code_folders
 from lmi.settings.start import Fetched
@@ -27,7 +27,7 @@ from lmi.user_code.options import (
     UserCodeConfig,
     is_built_in,
 )
-from lmi.user_code.standards import refuse_unrun_handlers
+from lmi.user_code.standards import settings as standards
 
 HANDLER = "handle"
 # Entry points that call the handler of a model.py first.
@@ -40,6 +40,9 @@ REQUIREMENTS = "requirements.txt"
 WHEELS = "requirements"
 SWITCH = "option.install_requirements"
 TRUST = "option.trust_remote_code"
+NOT_OF_SEVERAL = (
+    "handlers of model-hosting-container-standards are not run for one of several models"
+)
 
 
 class Outline(NamedTuple):
@@ -94,10 +97,11 @@ def choose_code(resolution: Resolution) -> None:
 def _code(resolution: Resolution) -> UserCodeConfig | None:
     values = resolution.values
     path = _find_file(resolution)
-    refuse_unrun_handlers(values, user_code_folders(values))
-    if values.unusable is not None:
-        return None
+    script = standards.find_script(values.start.environ, user_code_folders(values))
+    if script is not None:
+        return _code_for_standards(resolution, script, path)
 
+    _warn_of_missing_script(values)
     if path is None:
         _named_formatters(values, set())
         return None
@@ -115,6 +119,86 @@ def _code(resolution: Resolution) -> UserCodeConfig | None:
         return None
 
     return UserCodeConfig(path=str(path.resolve()), handler=handler, properties={}, **formatters)
+
+
+def _code_for_standards(
+    resolution: Resolution, script: standards.Script, path: Path | None
+) -> UserCodeConfig | None:
+    """Return code for AWS's standards. What cannot run ends the start, because it may check who
+    asks. `path` is a file for djl-serving.
+    """
+    values = resolution.values
+    reason = _why_not_run(resolution, script, path)
+    if reason:
+        for name, spec in script.variables.items():
+            values.fail(f"{name}={shorten(spec)}: {reason}")
+
+        if script.mark:
+            values.unusable = ModelUnusable(f"{script.file}: {script.mark}: {reason}")
+
+        return None
+
+    if script.other_file is not None:
+        values.warn(
+            f"{script.other_file}: not run, since {script.file} has handlers too, and one file of "
+            "them is read"
+        )
+
+    return UserCodeConfig(
+        path=str(script.file.absolute()), standards_folder=str(script.folder.absolute())
+    )
+
+
+def _why_not_run(resolution: Resolution, script: standards.Script, path: Path | None) -> str:
+    """Return why code for AWS's standards cannot run here, or ""."""
+    values = resolution.values
+    if resolution.start.folder in resolution.start.untrusted:
+        return NOT_OF_SEVERAL
+
+    owner = script.model_folder
+    if owner is not None and not values.final(TRUST) and _is_unasked(resolution.fetched, owner):
+        return f"not run, since it came from a hub or bucket and {TRUST}=false"
+
+    requirements = []
+    if values.final(SWITCH):
+        requirements = [folder / REQUIREMENTS for folder in _folders_of(values, script.file)]
+
+    if not standards.has_package(requirements):
+        return standards.NEEDS_PACKAGE
+
+    if standards.imports(script.file, "djl_python"):
+        return "it is for djl_python too, and one of the two runs"
+
+    if path is not None and not _is_same_file(path, script.file):
+        names, marks = outline(path)
+        if marks or _choose_handler(values, path, names) is not None:
+            return f"{path} is for djl_python, and one of the two runs"
+
+    return ""
+
+
+def refuse_handlers_of_several(resolution: Resolution) -> None:
+    """Refuse variables that name code for AWS's standards, where several models come and go."""
+    values = resolution.values
+    for name in (*standards.HANDLERS, *standards.MIDDLEWARES):
+        spec = values.start.environ.get(name, "").strip()
+        if spec:
+            values.fail(f"{name}={shorten(spec)}: {NOT_OF_SEVERAL}")
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    return other.is_file() and path.samefile(other)
+
+
+def _folders_of(values: Values, file: Path) -> list[Path]:
+    """Return the folders in which the requirements.txt of a file may lie."""
+    return [file.parent, *user_code_folders(values)]
+
+
+def _warn_of_missing_script(values: Values) -> None:
+    name = values.start.environ.get(standards.SCRIPT, "").strip()
+    if name:
+        values.warn(f"{standards.SCRIPT}={shorten(name)}: there is no such file, so none is run")
 
 
 def _find_file(resolution: Resolution) -> Path | None:
@@ -259,7 +343,7 @@ def choose_requirements(resolution: Resolution) -> None:
 def _requirements(values: Values, code: UserCodeConfig | None) -> RequirementsConfig | None:
     folders = list(user_code_folders(values))
     if code is not None:
-        folders.insert(0, Path(code.path).parent)
+        folders = _folders_of(values, Path(code.path))
 
     files = [folder / REQUIREMENTS for folder in folders]
     file = next((file for file in files if file.is_file()), None)

@@ -248,12 +248,17 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> User
         record.stage = "initialise"
         user_code.begin()
     except BaseException as error:
-        log.error("%s cannot be used", code.path, exc_info=error)
-        line_number = _line_of(error, code.path)
-        place = f"line {line_number}: " if line_number else ""
-        raise ModelUnusable(f"{code.path}: {place}{describe(error)}") from error
+        raise unusable(code.path, error) from error
 
     return user_code
+
+
+def unusable(path: str, error: BaseException) -> ModelUnusable:
+    """Log what a file has raised as it was loaded, and return the error that says so."""
+    log.error("%s cannot be used", path, exc_info=error)
+    line_number = _line_of(error, path)
+    place = f"line {line_number}: " if line_number else ""
+    return ModelUnusable(f"{path}: {place}{describe(error)}")
 
 
 def _line_of(error: BaseException, path: str) -> int | None:

@@ -595,11 +595,11 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
 ) -> None:
     environ = {
         **dict.fromkeys(
-            ("SUPERVISOR_CONFIG", "CUSTOM_SCRIPT_FILENAME"),
+            ("SUPERVISOR_CONFIG", "CUSTOM_FASTAPI_OTHER"),
             "hf_secret",
         ),
         **dict.fromkeys(
-            ("PROCESS_AUTO_RECOVERY", "SAGEMAKER_MODEL_PATH", "SUPERVISOR_PROGRAM_STARTSECS"),
+            ("PROCESS_AUTO_RECOVERY", "STANDARD_PIP_ARGS", "SUPERVISOR_PROGRAM_STARTSECS"),
             "hf_secret",
         ),
         **{"PROCESS_MAX_START_RETRIES": "3", "SUPERVISOR_PROCESS_NAME": "lmi", "SM_NUM_GPUS": "1"},
@@ -607,15 +607,15 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
     resolved = settle(folder, environ=environ)
 
     assert [line for line in resolved.warnings if "images" in line] == [
-        "5 variables of AWS's other images not read yet: CUSTOM_SCRIPT_FILENAME, "
+        "5 variables of AWS's other images not read yet: CUSTOM_FASTAPI_OTHER, "
         "PROCESS_AUTO_RECOVERY, "
-        "SAGEMAKER_MODEL_PATH, SUPERVISOR_CONFIG, "
+        "STANDARD_PIP_ARGS, SUPERVISOR_CONFIG, "
         "SUPERVISOR_PROGRAM_STARTSECS"
     ]
     assert "hf_secret" not in str(resolved.warnings) and resolved.details == ()
 
-    (warning,) = settle(folder, environ={"CUSTOM_SCRIPT_FILENAME": "2"}).warnings
-    assert warning == "1 variable of AWS's other images not read yet: CUSTOM_SCRIPT_FILENAME"
+    (warning,) = settle(folder, environ={"STANDARD_PIP_ARGS": "2"}).warnings
+    assert warning == "1 variable of AWS's other images not read yet: STANDARD_PIP_ARGS"
 
 
 def test_a_checkpoint_with_code_says_that_its_code_is_not_run(folder: Path) -> None:

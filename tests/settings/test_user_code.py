@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from msgspec.json import decode, encode
 
-from lmi.errors import ModelUnusable
+from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.settings.config import Config
 from lmi.supervisor.hints import hint
 from lmi.user_code.settings import outline
+from lmi.user_code.standards.settings import HANDLERS, MIDDLEWARES, SCRIPT, SCRIPT_FOLDER
 from tests.settings.settling import ASYNC_SERVICE, faults, settle
 
 
@@ -157,7 +159,7 @@ def test_a_file_that_is_not_python_is_told_with_its_line(
         outline(tmp_path / "model.py")
 
 
-# Code for AWS's model-hosting-container-standards, which is not run.
+# Code for AWS's model-hosting-container-standards.
 
 STANDARDS = {
     "a decorator": """
@@ -191,48 +193,163 @@ def handle(inputs):
     import model_hosting_container_standards
 """,
 }
-NOT_RUN = "handlers of model-hosting-container-standards are not run here"
+NEEDS_PACKAGE = "handlers of model-hosting-container-standards need that package: scripts/install"
+
+
+@pytest.fixture
+def without_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python finds no module whose entry is None."""
+    monkeypatch.setitem(sys.modules, "model_hosting_container_standards", None)
+
+
+@pytest.fixture
+def with_package() -> None:
+    pytest.importorskip("model_hosting_container_standards", reason="scripts/install hooks")
 
 
 @pytest.mark.parametrize("name", STANDARDS)
 @pytest.mark.parametrize("place", ["model.py", "code/model.py"])
-def test_handlers_of_aws_s_standards_end_the_start_where_they_are_not_run(
+@pytest.mark.usefixtures("without_package")
+def test_handlers_of_aws_s_standards_end_the_start_where_their_package_is_missing(
     folder: Path, name: str, place: str
 ) -> None:
     file = folder / place
     file.parent.mkdir(exist_ok=True)
     file.write_text(STANDARDS[name])
-    with pytest.raises(ModelUnusable, match=NOT_RUN) as caught:
+    with pytest.raises(ModelUnusable, match=NEEDS_PACKAGE) as caught:
         settle(folder)
 
     assert str(caught.value).startswith(f"{file}: line ")
     assert hint("model_unusable", str(caught.value)) == ""
 
 
-def test_the_file_that_a_variable_names_is_looked_at(folder: Path) -> None:
-    (folder / "hooks.py").write_text(STANDARDS["a decorator"])
-    settle(folder)
-    with pytest.raises(ModelUnusable, match="hooks.py: line 3 imports"):
-        settle(folder, environ={"CUSTOM_SCRIPT_FILENAME": "hooks.py"})
-
-    with pytest.raises(ModelUnusable, match="hooks.py: line 3 imports"):
-        settle(
-            folder.parent,
-            environ={
-                "OPTION_MODEL_ID": str(folder),
-                "CUSTOM_SCRIPT_FILENAME": "hooks.py",
-                "SAGEMAKER_MODEL_PATH": str(folder),
-            },
-        )
-
-
+@pytest.mark.usefixtures("without_package")
 @pytest.mark.parametrize(
     "name",
     ["CUSTOM_FASTAPI_PING_HANDLER", "CUSTOM_FASTAPI_INVOCATION_HANDLER", "CUSTOM_PRE_PROCESS"],
 )
-def test_a_variable_that_names_a_handler_ends_the_start(folder: Path, name: str) -> None:
+def test_a_variable_that_names_a_handler_ends_the_start_without_the_package(
+    folder: Path, name: str
+) -> None:
     (fault,) = faults(folder, environ={name: "model:check"})
-    assert fault.startswith(f"{name}='model:check': {NOT_RUN}")
+    assert fault.startswith(f"{name}='model:check': {NEEDS_PACKAGE}")
+
+
+@pytest.mark.usefixtures("without_package")
+def test_a_requirements_txt_that_names_the_package_brings_it(folder: Path) -> None:
+    (folder / "model.py").write_text(STANDARDS["a decorator"])
+    (folder / "requirements.txt").write_text("# ours\nModel_Hosting.container-standards>=0.1\n")
+    assert settle(folder).config.user_code is not None
+    with pytest.raises(ModelUnusable, match=NEEDS_PACKAGE):
+        settle(folder, "option.install_requirements=false")
+
+
+@pytest.mark.parametrize("name", STANDARDS)
+@pytest.mark.parametrize("place", ["model.py", "code/model.py"])
+@pytest.mark.usefixtures("with_package")
+def test_handlers_of_aws_s_standards_run_beside_the_engine(
+    folder: Path, name: str, place: str
+) -> None:
+    file = folder / place
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(STANDARDS[name])
+    resolved = settle(folder)
+
+    code = resolved.config.user_code
+    assert code is not None
+    assert (code.path, code.standards_folder) == (str(file), str(file.parent))
+    assert (code.handler, code.input_formatter, code.output_formatter) == (None, None, None)
+    assert not resolved.config.is_user_code and resolved.config.num_formatters == 1
+    assert resolved.warnings == ()
+
+
+@pytest.mark.usefixtures("with_package")
+def test_the_file_that_a_variable_names_is_run_whatever_it_holds(folder: Path) -> None:
+    (folder / "hooks.py").write_text("from helpers import *\n")
+    assert settle(folder).config.user_code is None
+
+    code = settle(folder, environ={"CUSTOM_SCRIPT_FILENAME": "hooks.py"}).config.user_code
+    assert code is not None and code.path == str(folder / "hooks.py")
+
+    elsewhere = {
+        "OPTION_MODEL_ID": str(folder),
+        "CUSTOM_SCRIPT_FILENAME": "hooks.py",
+        "SAGEMAKER_MODEL_PATH": str(folder),
+    }
+    code = settle(folder.parent, environ=elsewhere).config.user_code
+    assert code is not None and code.path == str(folder / "hooks.py")
+
+
+def test_a_file_that_a_variable_names_and_that_is_not_there_is_told(folder: Path) -> None:
+    (warning,) = settle(folder, environ={"CUSTOM_SCRIPT_FILENAME": "hooks.py"}).warnings
+    assert warning == "CUSTOM_SCRIPT_FILENAME='hooks.py': there is no such file, so none is run"
+
+
+@pytest.mark.usefixtures("with_package")
+def test_variables_alone_run_the_functions_that_they_name(folder: Path) -> None:
+    (folder / "code").mkdir()
+    (folder / "code" / "checks.py").write_text("async def throttle(request, call_next): ...")
+    environ = {"CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE": "checks.py:throttle"}
+    resolved = settle(folder, environ=environ)
+    assert resolved.config.user_code is not None
+    assert resolved.config.user_code.standards_folder == str(folder / "code")
+    assert resolved.warnings == ()
+
+
+@pytest.mark.usefixtures("with_package")
+def test_empty_variables_name_nothing(folder: Path) -> None:
+    names = (*HANDLERS, *MIDDLEWARES, SCRIPT, SCRIPT_FOLDER)
+    assert settle(folder, environ=dict.fromkeys(names, "")).config.user_code is None
+
+
+@pytest.mark.usefixtures("with_package")
+def test_of_two_files_with_handlers_the_first_runs_and_the_other_is_told(folder: Path) -> None:
+    (folder / "code").mkdir()
+    for file in (folder / "model.py", folder / "code" / "model.py"):
+        file.write_text(STANDARDS["a decorator"])
+
+    resolved = settle(folder)
+    (warning,) = resolved.warnings
+    assert warning.startswith(f"{folder / 'code/model.py'}: not run, since {folder / 'model.py'}")
+    assert resolved.config.user_code is not None
+    assert resolved.config.user_code.path == str(folder / "model.py")
+
+
+@pytest.mark.usefixtures("with_package")
+def test_code_for_both_packages_ends_the_start(folder: Path) -> None:
+    both = "import djl_python\n" + STANDARDS["a decorator"]
+    (folder / "model.py").write_text(both)
+    with pytest.raises(ModelUnusable, match="it is for djl_python too, and one of the two runs"):
+        settle(folder)
+
+    (folder / "model.py").write_text("def handle(inputs): ...")
+    (folder / "code").mkdir()
+    (folder / "code" / "model.py").write_text(STANDARDS["a decorator"])
+    with pytest.raises(ModelUnusable, match=r"code/model.py: .*/model.py is for djl_python"):
+        settle(folder)
+
+
+@pytest.mark.usefixtures("with_package")
+def test_secure_mode_refuses_handlers_of_the_standards_wherever_they_lie(folder: Path) -> None:
+    secure = {
+        "SAGEMAKER_SECURE_MODE": "true",
+        "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_CUSTOM_INFERENCE_SCRIPTS",
+    }
+    (folder / "code").mkdir()
+    file = folder / "code" / "model.py"
+    file.write_text(STANDARDS["a decorator"])
+    with pytest.raises(SecurityRefused, match=f"{file}: refused by DISALLOW_CUSTOM"):
+        settle(folder, environ=secure)
+
+
+@pytest.mark.usefixtures("with_package")
+def test_handlers_of_the_standards_do_not_run_where_several_models_come_and_go(
+    folder: Path,
+) -> None:
+    (fault,) = faults(
+        folder, "multi_model=true", environ={"CUSTOM_FASTAPI_PING_HANDLER": "model:check"}
+    )
+    assert fault.startswith("CUSTOM_FASTAPI_PING_HANDLER='model:check': handlers of")
 
 
 def test_other_code_beside_the_model_is_no_handler_of_the_standards(folder: Path) -> None:
@@ -241,4 +358,5 @@ def test_other_code_beside_the_model_is_no_handler_of_the_standards(folder: Path
         "import fastapi\n\ndef custom_sagemaker():\n    pass\n"
     )
     (folder / "code" / "inference.py").write_text(STANDARDS["a decorator"])
-    assert settle(folder).warnings == ()
+    resolved = settle(folder)
+    assert resolved.warnings == () and resolved.config.user_code is None
