@@ -1,8 +1,8 @@
-"""The families of decoders: a small table of tensor names and a few switches for each.
+"""The families of decoders: for each a table of tensor names, and what differs from the others.
 
 The names in the table say which parts a layer has: a family with `q_norm` normalises its queries,
-one with `gate_up` has a fused gate. A model that `describe` does not know runs through
-`hf_fallback`.
+one with `gate_up` has gate and `up` in one tensor. A model that `describe` does not know runs
+through `hf_fallback`.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,10 +12,12 @@ from typing import Any
 from handlers.lmi_dist.config_file import class_name
 from handlers.lmi_dist.rotary import Rotary, rotaries_of, stable_context_length
 
+# The path of each part of a decoder in a checkpoint; {} is the number of the layer.
 Names = Mapping[str, str]
 
 
 def _without(names: Names, *parts: str) -> dict[str, str]:
+    """Return the names of all parts but these."""
     return {part: path for part, path in names.items() if part not in parts}
 
 
@@ -42,6 +44,9 @@ _SANDWICH_NORMS: Names = {
     "mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
     "post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
 }
+_GEMMA2: Names = {**_LLAMA, **_SANDWICH_NORMS}
+_GEMMA3: Names = {**_GEMMA2, **_HEAD_NORMS}
+_QWEN3: Names = {**_LLAMA, **_HEAD_NORMS}
 _PHI3: Names = _without(_LLAMA, "q", "k", "v", "gate", "up") | {
     "qkv": "model.layers.{}.self_attn.qkv_proj",
     "gate_up": "model.layers.{}.mlp.gate_up_proj",
@@ -78,16 +83,26 @@ _OPT: Names = {
     "up": "model.decoder.layers.{}.fc1",
     "down": "model.decoder.layers.{}.fc2",
 }
-_ACTIVATIONS = {name: name for name in ("silu", "relu", "gelu")}
-_ACTIVATIONS |= {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+
+# The activations of `Linear`, by their names in config.json.
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+# The types of a layer in config.json.
+_FULL = "full_attention"
+_SLIDING = "sliding_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """The facts that the generic decoder needs beside the weights.
-
-    Tuples have one entry for each layer.
-    """
+    """What a program needs to know of a model beside its weights."""
 
     names: Names
     vocab_size: int
@@ -100,37 +115,42 @@ class Architecture:
     head_dim: int
     # The factor of the products of query and key.
     scale: float
+    # One of the values of _ACTIVATIONS.
     activation: str
     norm_eps: float
+    # By layer. None: queries and keys are not rotated.
     rotaries: tuple[Rotary | None, ...]
-    # How many positions back a query sees, itself included. None: all.
+    # By layer: how many positions back a query sees, itself included. None: all.
     windows: tuple[int | None, ...]
-    # The names of the linears that have one. Norms of kind "layer" always do.
+    # The parts that have a bias, of those that are linears. Norms of kind "layer" always have one.
     biases: frozenset[str] = frozenset()
     # The kind of norms: "rms" or "layer".
     norm: str = "rms"
-    # Gemma keeps its norm weights as differences from 1.
+    # What is added to the weights of norms. Gemma keeps them as differences from 1.
     norm_offset: float = 0.0
+    # The factor of the embeddings.
     embedding_scale: float = 1.0
-    # The width of the tables where they are projected to and from the hidden size.
+    # The width of the tables where they are projected to and from the hidden size; else 0.
     embedding_size: int = 0
+    # The row of position 0 in the table of positions.
     position_offset: int = 0
     # The cap of attention scores.
     softcap: float | None = None
     # The cap of logits.
     final_softcap: float | None = None
+    # Whether the head is the embedding.
     is_tied: bool = False
     # Whether attention and feed-forward read the same input and are added together.
     is_parallel: bool = False
     # Whether norms follow the residual sum instead of preceding the block.
     is_post_norm: bool = False
-    # Whether linears are stored (in, out).
+    # Whether the weights of linears are stored (num_in, num_out).
     is_transposed: bool = False
 
 
 def describe(config: Any) -> Architecture | None:
-    """The Architecture of a configuration, or None if only the modules of transformers
-    can run it.
+    """Return the Architecture of a configuration of transformers, or None if only transformers'
+    modules can run it.
     """
     family = _FAMILIES.get(class_name(config.architectures))
     if family is None:
@@ -140,8 +160,9 @@ def describe(config: Any) -> Architecture | None:
 
 
 def _decoder(config: Any, **facts: Any) -> Architecture:
-    """The Architecture of a decoder that has `facts`, and no rotations and no windows unless these
-    say so.
+    """Return an Architecture with the values that all families read alike, and with `facts`.
+
+    It has no rotations and no windows unless `facts` has some.
     """
     head_dim = _head_dim(config)
     num_layers = config.num_hidden_layers
@@ -164,28 +185,37 @@ def _decoder(config: Any, **facts: Any) -> Architecture:
 
 def _head_dim(config: Any) -> int:
     head_dim = getattr(config, "head_dim", None)
-    return int(head_dim or config.hidden_size // config.num_attention_heads)
+    if head_dim:
+        return int(head_dim)
+
+    return int(config.hidden_size // config.num_attention_heads)
 
 
-def _llama(config: Any, **switches: Any) -> Architecture | None:
-    """The Architecture of Llama, which other families change with `switches`, or None if a part of
-    it is unknown.
+def _llama(config: Any, *, activation: str | None = None, **changes: Any) -> Architecture | None:
+    """Return the Architecture of Llama, with the `changes` of another family, or None if a part of
+    it is not known here.
+
+    `activation`: its name in config.json, where another field than Llama's has it.
     """
     layer_types = getattr(config, "layer_types", None)
-    layer_types = layer_types or ["full_attention"] * config.num_hidden_layers
-    activation_name = switches.pop("activation", None) or getattr(config, "hidden_act", "")
-    activation = _ACTIVATIONS.get(activation_name)
+    if not layer_types:
+        layer_types = [_FULL] * config.num_hidden_layers
+
+    if activation is None:
+        activation = getattr(config, "hidden_act", "")
+
+    known_activation = _ACTIVATIONS.get(activation)
     rotaries = rotaries_of(config, layer_types, _head_dim(config))
-    if activation is None or rotaries is None:
+    if known_activation is None or rotaries is None:
         return None
 
-    if not set(layer_types) <= {"full_attention", "sliding_attention"}:
+    if not set(layer_types) <= {_FULL, _SLIDING}:
         return None
 
     windows: list[int | None] = []
-    for kind in layer_types:
-        is_sliding = kind == "sliding_attention"
-        windows.append(getattr(config, "sliding_window", None) if is_sliding else None)
+    for layer_type in layer_types:
+        has_window = layer_type == _SLIDING
+        windows.append(getattr(config, "sliding_window", None) if has_window else None)
 
     biases = set[str]()
     if getattr(config, "attention_bias", False):
@@ -198,21 +228,30 @@ def _llama(config: Any, **switches: Any) -> Architecture | None:
         "names": _LLAMA,
         "intermediate_size": config.intermediate_size,
         "num_kv_heads": config.num_key_value_heads,
-        "activation": activation,
+        "activation": known_activation,
         "norm_eps": getattr(config, "rms_norm_eps", 1e-5),
         "rotaries": rotaries,
         "windows": tuple(windows),
         "biases": frozenset(biases),
     }
-    return _decoder(config, **(facts | switches))
+    return _decoder(config, **(facts | changes))
 
 
-def _windowed(config: Any, **switches: Any) -> Architecture | None:
-    """Every layer has the window."""
-    return _llama(config, windows=(config.sliding_window,) * config.num_hidden_layers, **switches)
+def _windowed(config: Any, **changes: Any) -> Architecture | None:
+    """Return the Architecture of a Llama with the window in every layer."""
+    windows = (config.sliding_window,) * config.num_hidden_layers
+    return _llama(config, windows=windows, **changes)
 
 
-def _gemma(config: Any, **switches: Any) -> Architecture | None:
+def _qwen2(config: Any) -> Architecture | None:
+    return _llama(config, biases=frozenset({"q", "k", "v"}))
+
+
+def _qwen3(config: Any) -> Architecture | None:
+    return _llama(config, names=_QWEN3)
+
+
+def _gemma(config: Any, **changes: Any) -> Architecture | None:
     if getattr(config, "use_bidirectional_attention", None):
         return None
 
@@ -226,19 +265,22 @@ def _gemma(config: Any, **switches: Any) -> Architecture | None:
         activation=activation,
         norm_offset=1.0,
         embedding_scale=config.hidden_size**0.5,
-        **switches,
+        **changes,
     )
 
 
-def _gemma2(config: Any, **switches: Any) -> Architecture | None:
-    names = {**_LLAMA, **_SANDWICH_NORMS}
+def _gemma2(config: Any, names: Names = _GEMMA2) -> Architecture | None:
     return _gemma(
         config,
-        **{"names": names} | switches,
+        names=names,
         scale=config.query_pre_attn_scalar**-0.5,
         softcap=config.attn_logit_softcapping,
         final_softcap=config.final_logit_softcapping,
     )
+
+
+def _gemma3(config: Any) -> Architecture | None:
+    return _gemma2(config, names=_GEMMA3)
 
 
 def _phi(config: Any) -> Architecture | None:
@@ -253,6 +295,10 @@ def _phi(config: Any) -> Architecture | None:
         biases=frozenset({"q", "k", "v", "o", "up", "down", "head"}),
         is_parallel=True,
     )
+
+
+def _phi3(config: Any) -> Architecture | None:
+    return _windowed(config, names=_PHI3)
 
 
 def _gpt2(config: Any) -> Architecture | None:
@@ -307,15 +353,13 @@ def _opt(config: Any) -> Architecture | None:
 _FAMILIES: dict[str, Callable[[Any], Architecture | None]] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _windowed,
-    "Qwen2ForCausalLM": lambda config: _llama(config, biases=frozenset({"q", "k", "v"})),
-    "Qwen3ForCausalLM": lambda config: _llama(config, names={**_LLAMA, **_HEAD_NORMS}),
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
     "GemmaForCausalLM": _gemma,
     "Gemma2ForCausalLM": _gemma2,
-    "Gemma3ForCausalLM": lambda config: _gemma2(
-        config, names={**_LLAMA, **_SANDWICH_NORMS, **_HEAD_NORMS}
-    ),
+    "Gemma3ForCausalLM": _gemma3,
     "PhiForCausalLM": _phi,
-    "Phi3ForCausalLM": lambda config: _windowed(config, names=_PHI3),
+    "Phi3ForCausalLM": _phi3,
     "GPT2LMHeadModel": _gpt2,
     "OPTForCausalLM": _opt,
 }

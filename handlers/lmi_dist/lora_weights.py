@@ -1,7 +1,8 @@
-"""The weights of a LoRA adapter, in the form that the sites of a model need.
+"""The weights of a LoRA adapter, in the form that the linears of a program need.
 
-An adapter adds scale * B A to the weight of each linear that its weights name. A site has the As of
-the linears that it joins one below the other, and their Bs on a diagonal.
+An adapter has two matrices A and B for each module that it changes, and adds scale * B A to its
+weight. A site, which joins several modules, has their As one below the other and their Bs on a
+diagonal, so that each B meets only the rows of its own A.
 """
 
 from __future__ import annotations
@@ -9,25 +10,34 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from itertools import product
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from handlers.lmi_dist.arrays import Array, are_equal, as_float32, dtype_name, is_float
+from handlers.lmi_dist.linear_sites import Module, Site
 from handlers.lmi_dist.operations import LowRank, Pack, Packed
 from handlers.lmi_dist.peft import REFUSED, NotUsable, PeftConfig, check_rank
-from handlers.lmi_dist.program import Module, Site
 
 TensorOfModel: TypeAlias = Callable[[str], Array | None]
 """Returns the model's own tensor of a name, if it has one."""
 
+# The names of PEFT: of an A or B, and of a tensor of the model that was saved with the adapter.
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
-_BASE = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(weight|bias)")
+_SAVED_NAME = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(weight|bias)")
+# The ends of the paths of embeddings.
 _EMBEDDINGS = ("embed_tokens", "wte", "wpe", "embed_positions")
 
 
+class _Part(NamedTuple):
+    """The A or the B for the module at a path."""
+
+    path: str
+    letter: str
+
+
 class LoraWeights:
-    """The As and Bs of an adapter, by the path of the linear that they change."""
+    """The As and Bs of an adapter, by the path of the module that they change."""
 
     def __init__(self, tensors: Mapping[str, Array], tensor_of_model: TensorOfModel) -> None:
         """`tensors` are those of an adapter's file. Raises NotUsable for one that is no part of a
@@ -35,20 +45,19 @@ class LoraWeights:
         """
         self._tensors = tensors
         self._tensor_of_model = tensor_of_model
-        # By path, and A or B.
-        self._names: dict[tuple[str, str], str] = {}
+        self._names: dict[_Part, str] = {}
         for name in tensors:
             match = _NAME.fullmatch(name)
             if match:
-                self._names[match[1], match[2]] = name
+                self._names[_Part(match[1], match[2])] = name
             else:
-                self._check_rest(name)
+                self._check_saved(name)
 
-        self.paths = {path for path, _ in self._names}
+        self.paths = {part.path for part in self._names}
 
-    def _check_rest(self, name: str) -> None:
+    def _check_saved(self, name: str) -> None:
         """Raise NotUsable for a tensor that is no A or B, unless the model has the same one."""
-        match = _BASE.fullmatch(name)
+        match = _SAVED_NAME.fullmatch(name)
         tensor = None
         if match:
             tensor = self._tensor_of_model(f"{match[1]}.{match[2]}")
@@ -76,13 +85,13 @@ class LoraWeights:
             )
 
     def check(self, config: PeftConfig, sites: tuple[Site, ...], max_rank: int) -> None:
-        """Raise NotUsable unless they are whole pairs of linears of this model, of ranks that have
-        room.
+        """Raise NotUsable unless each A has its B, both are of a module that `sites` have, and
+        their rank has room.
         """
-        paths = {module.path for site in sites for module in site.modules}
-        unknown = sorted(self.paths - paths)
+        possible_paths = {module.path for site in sites for module in site.modules}
+        unknown = sorted(self.paths - possible_paths)
         if unknown:
-            names = ", ".join(sorted({path.rpartition(".")[2] for path in paths}))
+            names = ", ".join(sorted({path.rpartition(".")[2] for path in possible_paths}))
             raise NotUsable(
                 f"{unknown[0]} is not among the linears of this model that adapters can change: "
                 f"{names}"
@@ -91,22 +100,28 @@ class LoraWeights:
         if not self.paths:
             raise NotUsable("it has no weights")
 
-        check_rank(max(map(config.rank, self.paths)), max_rank)
-        for path, part in product(sorted(self.paths), "AB"):
-            if (path, part) not in self._names:
-                raise NotUsable(f"it has no lora_{part} of {path}")
+        largest_rank = max(config.rank(path) for path in self.paths)
+        check_rank(largest_rank, max_rank)
 
-    def take(self, module: Module, part: str, shape: tuple[int, int]) -> Array:
-        """Return the A or B of a linear, which must have this shape, in float32."""
-        array = self._tensors[self._names[module.path, part]]
+        for path, letter in product(sorted(self.paths), "AB"):
+            if _Part(path, letter) not in self._names:
+                raise NotUsable(f"it has no lora_{letter} of {path}")
+
+    def take(self, module: Module, letter: str, shape: tuple[int, int]) -> Array:
+        """Return the A or the B for a module in float32.
+
+        Raises NotUsable for another shape or dtype.
+        """
+        name = self._names[_Part(module.path, letter)]
+        array = self._tensors[name]
         if array.shape != shape:
             raise NotUsable(
-                f"lora_{part} of {module.path} has shape {array.shape}, this model needs {shape}"
+                f"lora_{letter} of {module.path} has shape {array.shape}, this model needs {shape}"
             )
 
         if not is_float(array):
             raise NotUsable(
-                f"lora_{part} of {module.path} is {dtype_name(array)}, "
+                f"lora_{letter} of {module.path} is {dtype_name(array)}, "
                 "not a float that is read here"
             )
 
@@ -116,7 +131,7 @@ class LoraWeights:
 def site_weights(
     site: Site, weights: LoraWeights, config: PeftConfig, pack: Pack[Packed]
 ) -> LowRank[Packed] | None:
-    """Return what an adapter has for a site, or None if it changes none of its linears.
+    """Return what an adapter has for a site, or None if it changes none of its modules.
 
     Raises NotUsable for weights of another shape or dtype.
     """
@@ -125,18 +140,20 @@ def site_weights(
         return None
 
     ranks = [config.rank(module.path) for module in modules]
+    # The Bs for the weight and for the gate of the site, each in the columns of its A.
     up = np.zeros((site.num_out, sum(ranks)), np.float32)
     gate = np.zeros((site.num_out, sum(ranks)), np.float32)
     has_up = False
     has_gate = False
     downs: list[Array] = []
-    column = 0
+    first_column = 0
     for module, rank in zip(modules, ranks, strict=True):
         downs.append(weights.take(module, "A", (rank, module.num_in)))
         scale = np.float32(config.scale(module.path))
         rows = weights.take(module, "B", (module.num_out, rank)) * scale
-        columns = slice(column, column + rank)
-        column += rank
+
+        columns = slice(first_column, first_column + rank)
+        first_column += rank
         for piece in module.pieces:
             rows_of_piece = rows[piece.first : piece.first + piece.num]
             rows_of_site = slice(piece.row, piece.row + piece.num)

@@ -19,8 +19,8 @@ from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS
 from handlers.lmi_dist.arrays import BFLOAT16
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.kv_cache import KvCache
+from handlers.lmi_dist.linear_sites import Site, sites_of
 from handlers.lmi_dist.plan import Plan, num_tokens_of
-from handlers.lmi_dist.program import Site, sites_of
 from handlers.lmi_dist.runner import BlockMemory
 from handlers.lmi_dist.weights import quantised_types, stored_dtype
 from lmi.errors import ModelUnusable

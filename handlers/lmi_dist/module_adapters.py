@@ -8,9 +8,9 @@ from functools import partial
 from torch import Tensor
 from torch.nn import functional
 
+from handlers.lmi_dist.linear_sites import Module, Piece, Site
 from handlers.lmi_dist.operations import Adapter
 from handlers.lmi_dist.packed_linears import PackedLinear
-from handlers.lmi_dist.program import Module, Piece, Site
 from handlers.lmi_dist.step_inputs import StepInputs
 
 

@@ -17,6 +17,7 @@ from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.gguf.tensors import DTYPES
+from handlers.lmi_dist.linear_sites import sites_of
 from handlers.lmi_dist.lora import LoraLoader
 from handlers.lmi_dist.native.library import Library, num_threads
 from handlers.lmi_dist.native.model import NativeModel
@@ -35,7 +36,7 @@ from handlers.lmi_dist.native.records import (
 )
 from handlers.lmi_dist.operations import Linear, Pack
 from handlers.lmi_dist.plan import Plan
-from handlers.lmi_dist.program import load, sites_of
+from handlers.lmi_dist.program import load
 from handlers.lmi_dist.runner import Limits
 from handlers.lmi_dist.weights import stored_types
 from lmi.executor import Progress

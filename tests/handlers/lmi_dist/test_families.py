@@ -129,7 +129,7 @@ def test_a_head_that_is_not_the_embedding_is_used_though_the_config_says_tied(
     [warning] = [
         record.getMessage()
         for record in caplog.records
-        if record.name == "handlers.lmi_dist.program"
+        if record.name == "handlers.lmi_dist.operation_reader"
     ]
 
     assert warning.startswith(

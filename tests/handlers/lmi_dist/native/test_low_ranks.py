@@ -10,12 +10,13 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
+from handlers.lmi_dist.linear_sites import MAX_MODULES
 from handlers.lmi_dist.native.model import NativeModel, StepLists
 from handlers.lmi_dist.native.records import F32
 from handlers.lmi_dist.operations import Adapter, Linear, LowRank, Program
 from handlers.lmi_dist.placement import to_array
 from handlers.lmi_dist.plan import Chunk
-from handlers.lmi_dist.program import MAX_MODULES, adapted
+from handlers.lmi_dist.program import adapted
 from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import llama, packed, run_step
 from tests.handlers.lmi_dist.whole_sequence import run
