@@ -1,7 +1,7 @@
-"""What requests want of a step beside tokens: rows of the logits and of declared outputs.
+"""The rows of logits and of declared outputs that requests ask for, taken from a step.
 
-Rows are taken from a step before the sampler and its rules change the logits. The bytes of a row
-depend on nothing but its sequence, where the runner is batch-invariant.
+They are taken before the rules of a request change the logits. The bytes of a row depend on nothing
+but its sequence, where the runner is batch-invariant.
 """
 
 from collections.abc import Hashable
@@ -16,36 +16,44 @@ from handlers.lmi_dist.sequence import EmbeddedSequence
 def take_prompt(
     runner: Runner, sequence: EmbeddedSequence, chunk: Chunk, logits: Array, first: int
 ) -> None:
-    """Keep the rows of a chunk of a prompt, which begin at row `first` of `logits` (num_logits,
-    vocab).
+    """Keep the rows of a chunk of a prompt, which begin at row `first` of `logits`.
+
+    `logits`: those of the step, (num_logits, vocab).
     """
     captured = sequence.captured
     assert captured is not None
+    end = first + chunk.num_logits
 
     for name in captured.context:
-        rows = _rows(runner, name, logits)[first : first + chunk.num_logits]
+        rows = _rows_of(name, runner, logits)[first:end]
         captured.put_context(name, chunk.start, rows)
 
 
 def take_draws(
     runner: Runner, logits: Array, rows: list[int], sequences: list[EmbeddedSequence]
 ) -> None:
-    """Keep the row of `logits` (num_logits, vocab) from which each sequence draws its
-    next token.
+    """Keep the row from which each sequence draws its next token.
+
+    `logits`: those of the step, (num_logits, vocab).
     """
     for row, sequence in zip(rows, sequences, strict=True):
         captured = sequence.captured
         if captured is None:
             continue
 
-        for name, rows_of_output in captured.generation.items():
-            place: Hashable = sequence.num_generated
-            if sequence.request.sampling_config.beam_width > 1:
-                place = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+        # The number of the token, or of a beam all tokens before it.
+        place: Hashable = sequence.num_generated
+        if sequence.request.sampling_config.beam_width > 1:
+            place = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
 
-            rows_of_output.put([place], _rows(runner, name, logits)[row : row + 1])
+        for name, kept_rows in captured.generation.items():
+            row_of_token = _rows_of(name, runner, logits)[row : row + 1]
+            kept_rows.put([place], row_of_token)
 
 
-def _rows(runner: Runner, name: str, logits: Array) -> Array:
-    """The rows of the runner's last step, (num_logits, …)."""
-    return logits if name == LOGITS else runner.output(name)
+def _rows_of(name: str, runner: Runner, logits: Array) -> Array:
+    """Return the rows of the last step's logits or of another output, (num_logits, …)."""
+    if name == LOGITS:
+        return logits
+
+    return runner.output(name)

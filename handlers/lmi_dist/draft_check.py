@@ -1,6 +1,7 @@
-"""Which tokens of the drafts of a step are right.
+"""Which tokens of the drafts of a step are right: those that are drawn anyway.
 
-Every token is drawn with the sampler's state that it has without a draft, so it is the same one.
+A token is drawn from the same row of logits, with the same state of the sampler, as without a
+draft. So drafts change no answer.
 """
 
 from collections import Counter
@@ -13,27 +14,33 @@ from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import is_out_of_memory
 from lmi.executor import SpecDecodingStats
 
-# Draws a token for each sequence from its row of the step's logits.
+# Takes rows of the step's logits and the sequence of each, and draws their next tokens.
 Sample: TypeAlias = Callable[[list[int], list[EmbeddedSequence]], list[Draw | None]]
 
 
 class Draft(NamedTuple):
-    """The draft of a decode, and the row of the logits of the token before it."""
+    """The draft of a decode."""
 
     sequence: EmbeddedSequence
     token_ids: list[int]
+    # The row of the logits from which its first token is drawn.
     row: int
 
-    def is_right(self, place: int) -> bool:
-        """Whether the token that was drawn last is that at `place` of the draft, if it has one."""
-        drafted = self.token_ids[place : place + 1]
-        return self.sequence.token_ids[-1:] == drafted and not self.sequence.is_finished
+    def foretold_last(self, place: int) -> bool:
+        """Whether the sequence goes on, and its last token is the one at `place` of the draft."""
+        if self.sequence.is_finished or place >= len(self.token_ids):
+            return False
+
+        return self.sequence.token_ids[-1] == self.token_ids[place]
 
 
 def check_drafts(batch: Batch, sample: Sample) -> SpecDecodingStats | None:
-    """Append what is right of each draft, and the token behind it. Returns how much that is.
+    """Append to each sequence what is right of its draft, and the token behind it.
 
-    If memory runs out, the rest is dropped: the step must not be repeated.
+    The step has appended one token already, which is drawn from the row before the draft. Returns
+    how many drafted tokens were right, or None if there are no drafts.
+
+    If memory runs out, no further token is appended: the step must not be repeated.
     """
     drafts = _drafts_of(batch)
     if not drafts:
@@ -60,10 +67,13 @@ def check_drafts(batch: Batch, sample: Sample) -> SpecDecodingStats | None:
 
 def _drafts_of(batch: Batch) -> list[Draft]:
     drafts: list[Draft] = []
+    # The rows of prompts follow those of decodes.
     decodes = zip(batch.plan.decodes, batch.decoding, batch.rows, strict=False)
     for chunk, sequence, row in decodes:
-        if len(chunk.token_ids) > 1:
-            drafts.append(Draft(sequence, chunk.token_ids[1:], row))
+        # The first token is the one that the decode computes.
+        drafted_ids = chunk.token_ids[1:]
+        if drafted_ids:
+            drafts.append(Draft(sequence, drafted_ids, row))
 
     return drafts
 
@@ -71,18 +81,22 @@ def _drafts_of(batch: Batch) -> list[Draft]:
 def _append_right(
     drafts: list[Draft], sample: Sample, num_right: Counter[EmbeddedSequence]
 ) -> None:
-    """Draw the next token of each sequence while its draft foretold the last one, and count
-    them.
+    """Draw the next token of each sequence, as long as its draft foretold the last one.
+
+    Adds to `num_right` how many tokens of each draft were right.
     """
     place = 0
-    right = [draft for draft in drafts if draft.is_right(place)]
-    while right:
+    right_drafts = [draft for draft in drafts if draft.foretold_last(place)]
+    while right_drafts:
+        # The row of a token that was right has the logits of the one behind it.
         place += 1
-        sequences = [draft.sequence for draft in right]
-        draws = sample([draft.row + place for draft in right], sequences)
+        sequences = [draft.sequence for draft in right_drafts]
+        rows = [draft.row + place for draft in right_drafts]
+        draws = sample(rows, sequences)
+
         num_right.update(sequences)
         for sequence in sequences:
             sequence.num_computed += 1
 
         append_draws(sequences, draws)
-        right = [draft for draft in right if draft.is_right(place)]
+        right_drafts = [draft for draft in right_drafts if draft.foretold_last(place)]

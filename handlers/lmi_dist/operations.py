@@ -1,8 +1,8 @@
-"""The operations of a decoder's step over rows of activations, which `program` lists once, at load.
+"""The operations of a decoder's step, which `program` lists once, at load.
 
-Each row of a buffer is one token of the step; some buffers have rows only for the tokens whose
-logits are wanted. Weights are in the form that `pack` of the builder gave them, and tables in that
-of its `place`: arrays of numpy, or tensors of torch.
+They read and write numbered buffers. Each row of a buffer is one token of the step; some buffers
+have rows only for the tokens whose logits are wanted. A runner gives `program` two functions that
+say in which form it reads weights: `pack` for what is multiplied, `place` for all else.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.gguf.block_rows import BlockRows
 
-# A table is what `place` gave.
 Table: TypeAlias = Any
+"""What `place` gives: an array of numpy, or a tensor of torch."""
+
 Packed = TypeVar("Packed")
+"""What `pack` gives."""
+
 Pack = Callable[[Array], Packed]
 """Takes a weight (num_out, num_in), in the dtype of the checkpoint, and gives the form that the
 kernels multiply by.
 """
+
 PackBlocks = Callable[[Sequence[BlockRows]], Packed]
 """Takes the rows of a weight (num_out, num_in) in the blocks of a GGUF file, and gives the same."""
 
@@ -39,7 +43,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """output (+)= normalised input * weight + bias.
+    """output = normalised input * weight + bias, or output += that.
 
     `input` and `output` may be one buffer if it does not add.
     """
@@ -49,7 +53,8 @@ class Norm:
     # (width,), float32
     weight: Table
     eps: float
-    bias: Table | None = None  # (width,), float32
+    # (width,), float32
+    bias: Table | None = None
     # True for LayerNorm, where the mean is subtracted first. Otherwise it is RMSNorm.
     is_centred: bool = False
     adds: bool = False
@@ -57,7 +62,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Linear(Generic[Packed]):
-    """output (+)= activation(input weight^T + bias)
+    """output = activation(input weight^T + bias), or output += that.
 
     With a gate: output = activation(input gate^T + gate_bias) * (input weight^T + bias)
     """
@@ -66,14 +71,15 @@ class Linear(Generic[Packed]):
     output: int
     # Packed from (width of output, width of input).
     weight: Packed
-    bias: Table | None = None  # (width of output,), float32
+    # (width of output,), float32
+    bias: Table | None = None
     gate: Packed | None = None
     gate_bias: Table | None = None
     # One of none, silu, relu, gelu and gelu_tanh.
     activation: str = "none"
     adds: bool = False
-    # The site whose adapter weights are added before the activation: `up` to `weight`, `gate`
-    # to `gate`.
+    # By which adapters know it. What they have is added before the activation: low up^T to the
+    # product with `weight`, low gate^T to that with `gate`.
     site: int | None = None
     # The buffer that the Shrink before it wrote, if it has a site.
     low: int = 0
@@ -81,8 +87,9 @@ class Linear(Generic[Packed]):
 
 @dataclass(frozen=True, slots=True)
 class Shrink:
-    """output = input down^T, with the weight that a row's adapter has for the next Linear; other
-    rows are left out.
+    """output = input down^T, for the rows whose adapter has such a weight for the next Linear.
+
+    Other rows are left out.
     """
 
     input: int
@@ -96,13 +103,13 @@ class LowRank(Generic[Packed]):
 
     # Packed from (rank, width of input).
     down: Packed
-    # Packed from (width of output, rank).
+    # Packed from (width of output, rank), as is the gate.
     up: Packed | None = None
     gate: Packed | None = None
 
 
 Adapter: TypeAlias = "tuple[LowRank[Packed] | None, ...]"
-"""By site."""
+"""What an adapter has, by site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +117,9 @@ class Attend:
     """Normalise and rotate the heads of queries and keys, store keys and values in the cache, and
     attend.
 
-    A row of `input` has all queries, then all keys, then all values, by head. `output` has a row of
-    all heads, only for wanted tokens with `is_wanted`.
+    A row of `input` has all queries, then all keys, then all values, by head. A row of `output` has
+    the answers of all heads. With `is_wanted` it has rows only for the tokens whose logits are
+    wanted.
     """
 
     input: int
@@ -125,7 +133,7 @@ class Attend:
     # (max_length, 2, num_pairs), float32: cosines and sines. Channel i rotates with channel
     # num_pairs + i; channels from 2 * num_pairs on do not rotate.
     rotations: Table | None = None
-    # (head_dim,), float32: the weights of an RMSNorm of each head before it is rotated
+    # (head_dim,), float32: the weights of an RMSNorm of each head before it is rotated.
     query_norm: Table | None = None
     key_norm: Table | None = None
     norm_eps: float = 0.0
@@ -153,15 +161,16 @@ Operation: TypeAlias = "Embed | Norm | Linear[Packed] | Attend | Gather | Cap | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program(Generic[Packed]):
-    """A whole decoder.
+    """The operations of a whole decoder.
 
-    The last operation leaves the logits, or hidden states, in the last buffer, of wanted rows.
+    The last one leaves the logits of the wanted rows in the last buffer; an embedding model has
+    hidden states there.
     """
 
     operations: tuple[Operation[Packed], ...]
-    # The number of floats in a row of each buffer.
+    # The number of floats in a row, by buffer.
     widths: tuple[int, ...]
-    # The buffers that have only wanted rows.
+    # The buffers that have rows only for the tokens whose logits are wanted.
     wanted: frozenset[int]
     num_layers: int
     num_heads: int
@@ -170,7 +179,7 @@ class Program(Generic[Packed]):
     vocab_size: int
     # Positions count from 0.
     max_length: int
-    # The number of linears that adapters may change.
+    # The number of sites, where adapters are enabled.
     num_sites: int = 0
-    # The buffer of wanted rows of each declared output.
+    # The buffer of each declared output.
     outputs: Mapping[str, int] = field(default_factory=dict)

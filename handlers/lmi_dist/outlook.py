@@ -1,6 +1,6 @@
-"""What the beams of a search can continue with.
+"""The candidates for the next tokens of a beam search, and the step that they make.
 
-The candidates are the best log-probs of the model after functions of the user, rules and guides, as
+Candidates are the tokens with the best log-probs after functions of the user, rules and guides, as
 in transformers.
 """
 
@@ -12,18 +12,20 @@ from lmi.executor import TokenLogProb
 
 
 class Outlook(NamedTuple):
-    """What may come next in one row: candidates, and the alternatives that a Result lists."""
+    """What may come next in one beam."""
 
     candidates: list[AnyCandidate]
+    # The alternatives that a Result lists.
     top: list[TokenLogProb]
-    # Whether the row's logits are numbers, after functions of the user too.
+    # Whether its logits are numbers, also after functions of the user.
     is_usable: bool
 
 
 def advance_beams(outlooks: dict[EmbeddedSequence, list[Outlook]]) -> list[EmbeddedSequence]:
-    """Continue the searches, and say what the rows of each are in the next step.
+    """Advance each search by a token, and set which beam each of its rows computes next.
 
-    Returns the searches.
+    `outlooks` has those of the beams of each search, in their order. Returns the searches. One
+    whose logits are not numbers fails.
     """
     for sequence, outlooks_of_search in outlooks.items():
         if sequence.error is not None:

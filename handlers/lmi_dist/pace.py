@@ -1,56 +1,65 @@
-"""How many prompt tokens a step takes beside its decodes, by the time of steps.
+"""How long steps take, and so how many prompt tokens may join a step that decodes.
 
-While sequences decode, a long step is a gap in every stream, so prompt tokens join it only as far
-as it stays short, or if a crowd of prompts waits. The time of a step follows from its number of
-rows (a row is one token, of a decode or of a prompt): a `Pace` remembers how long steps of about
-each size took, and draws lines between them.
+While sequences decode, a long step is a gap in every stream. So prompt tokens join it only as far
+as it stays short, unless more prompts wait than sequences decode. The time of a step depends on its
+number of rows, which are tokens of decodes and of prompts.
 """
 
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
+from typing import NamedTuple
 
-# A step takes so many prompt tokens in any case, so that a prompt always goes on.
+# The least number of prompt tokens in a step, so that a prompt always goes on.
 MIN_PIECE = 64
-MIN_CROWD = 4  # prompts
+# The least number of prompts that count as a crowd.
+MIN_CROWD = 4
 # The default limit of a step that also has prompt tokens.
 LIMIT_IN_DECODE_STEPS = 1.8
-# The weight of a new measurement in the average of its size.
+# The weight of a new step in the average of its size.
 _SHARE = 0.2
-# A step that lost its core says little: it counts as at most so many times the average.
+# The longest that a step counts, in averages of its size: it may have lost its core.
 _MAX_OUTLIER = 4.0
 
 
+class _Average(NamedTuple):
+    """Steps of about the same size."""
+
+    num_rows: float
+    seconds: float
+
+
 class Pace:
-    """The times of the steps of one engine."""
+    """The times of the steps of one engine: an average for each size, and lines between them."""
 
     def __init__(self, max_tokens: int, max_step_s: float | None = None) -> None:
         """`max_tokens`: of prompts in one step.
 
-        `max_step_s`: of a step with decodes; None follows their own time.
+        `max_step_s`: of a step that decodes. None: a multiple of what its decodes alone would take.
         """
         self._max_tokens = max_tokens
         self._max_step_s = max_step_s
-        # By the bits of the number of rows: average rows and seconds of steps of such a size.
-        self._averages: dict[int, tuple[float, float]] = {}
-        # The average numbers of rows in order, and the seconds of each, which never fall.
+        # By size, which is the number of bits of the number of rows.
+        self._averages: dict[int, _Average] = {}
+        # The averages, ordered by their rows. Seconds are made to never fall.
         self._rows: list[float] = []
         self._seconds: list[float] = []
 
     def note(self, num_rows: int, seconds: float) -> None:
         """Learn from a step."""
         size = num_rows.bit_length()
-        average_rows, average_s = self._averages.get(size, (num_rows, seconds))
-        seconds = min(seconds, _MAX_OUTLIER * average_s)
-        average_rows += _SHARE * (num_rows - average_rows)
-        average_s += _SHARE * (seconds - average_s)
-        self._averages[size] = average_rows, average_s
+        average = self._averages.get(size, _Average(num_rows, seconds))
+        counted_s = min(seconds, _MAX_OUTLIER * average.seconds)
+        self._averages[size] = _Average(
+            average.num_rows + _SHARE * (num_rows - average.num_rows),
+            average.seconds + _SHARE * (counted_s - average.seconds),
+        )
 
-        points = sorted(self._averages.values())
-        self._rows = [rows for rows, _ in points]
-        self._seconds = list(accumulate([step_s for _, step_s in points], max))
+        averages = sorted(self._averages.values())
+        self._rows = [average.num_rows for average in averages]
+        self._seconds = list(accumulate([average.seconds for average in averages], max))
 
     def seconds(self, num_rows: int) -> float:
-        """The time of a step of so many rows. 0 if no step was measured."""
+        """Return the time of a step of so many rows, or 0 if no step was measured."""
         if not self._rows:
             return 0.0
 
@@ -59,9 +68,7 @@ class Pace:
         return self._seconds[place] + num_more * self._seconds_per_row(num_rows)
 
     def num_prompt_tokens(self, num_decodes: int, num_prompts: int = 1) -> int:
-        """The most prompt tokens for a step with so many decodes, while so many prompts are not
-        computed.
-        """
+        """Return how many prompt tokens may join so many decodes, while so many prompts wait."""
         is_crowd = self._max_step_s is None and num_prompts >= max(num_decodes, MIN_CROWD)
         if num_decodes == 0 or is_crowd:
             return self._max_tokens
@@ -76,8 +83,8 @@ class Pace:
         return min(max(MIN_PIECE, num_tokens), self._max_tokens)
 
     def _seconds_per_row(self, num_rows: int) -> float:
-        """What one more row costs at the measured sizes around `num_rows`. 0 with fewer than two
-        sizes.
+        """Return what one more row costs at the measured sizes around `num_rows`, or 0 with fewer
+        than two sizes.
         """
         rows = self._rows
         seconds = self._seconds

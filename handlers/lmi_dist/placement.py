@@ -1,7 +1,6 @@
-"""The device of a model that torch runs, its dtype, and the form of its weights; arrays of numpy as
-tensors and back.
+"""Where torch keeps a model: on which device, in which dtype, and in which form of its weights.
 
-On a CPU oneDNN packs a constant weight once. It is then read at memory speed in every batch size,
+On a CPU oneDNN packs a weight once, at load. It is then read at memory speed in every batch size,
 and the same call applies an activation. A packed weight is opaque: it cannot be sliced, saved or
 copied.
 """
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from lmi.settings.config import EngineConfig
 
 log = logging.getLogger(__name__)
 
+# oneDNN's packing of a weight, and its product with a packed one.
 _reorder = torch.ops.mkldnn._reorder_linear_weight
 _pointwise: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
 
@@ -32,15 +32,30 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
 }
-# oneDNN's names.
+
+
+class _PostOp(NamedTuple):
+    """An activation as oneDNN names it."""
+
+    name: str
+    algorithm: str = ""
+
+
+# The others have the same name there.
 _POST_OPS = {
-    "silu": ("swish", ""),
-    "gelu": ("gelu", "none"),
-    "gelu_tanh": ("gelu", "tanh"),
+    "silu": _PostOp("swish"),
+    "gelu": _PostOp("gelu", "none"),
+    "gelu_tanh": _PostOp("gelu", "tanh"),
 }
 # The batch size that oneDNN packs for. Every other batch size works as well.
 _PACK_ROWS = 64
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NO_TABLE = "holds something else than a table of tensors"
+# By the value of option.dtype.
+_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +67,25 @@ class Placement:
 
 
 def choose_placement(config: EngineConfig, device: str, checkpoint_dtype: str | None) -> Placement:
-    """A device, and the dtype of torch's arithmetic on it.
+    """Return a device with the dtype that option.dtype asks for there.
 
     On CUDA `auto` is the dtype of the checkpoint. On a CPU it is float32 for every checkpoint, as
     with the native kernels, so that a machine without them gives the same answers up to rounding.
     Only `bf16` asks for less.
     """
-    if torch.device(device).type == "cuda":
-        dtype = _DTYPES.get(config.dtype) or getattr(torch, checkpoint_dtype or "float32")
-        return Placement(torch.device(device), dtype)
+    chosen_device = torch.device(device)
+    if chosen_device.type == "cuda":
+        dtype = _DTYPES.get(config.dtype)
+        if dtype is None:
+            dtype = getattr(torch, checkpoint_dtype or "float32")
+
+        return Placement(chosen_device, dtype)
 
     if config.dtype == "fp16":
         log.warning("float32 instead of float16: this CPU has no arithmetic for it")
 
     dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
-    return Placement(torch.device(device), dtype)
+    return Placement(chosen_device, dtype)
 
 
 class Weight(Protocol):
@@ -77,7 +96,7 @@ class Weight(Protocol):
 
 
 def dense(weight: Tensor) -> Weight:
-    """The plain product, for CUDA and for dtypes that oneDNN does not pack."""
+    """Return a weight for torch's product: on CUDA, and in dtypes that oneDNN does not pack."""
 
     def multiply(x: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
         return ACTIVATIONS[activation](functional.linear(x, weight, bias))
@@ -86,34 +105,43 @@ def dense(weight: Tensor) -> Weight:
 
 
 def packed(weight: Tensor) -> Weight:
-    """oneDNN's packed product."""
+    """Return a weight for oneDNN's product."""
     opaque = _reorder(weight.contiguous(), _PACK_ROWS)
 
     def multiply(x: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
-        post_op, algorithm = _POST_OPS.get(activation, (activation, ""))
-        return _pointwise(x, opaque, bias, post_op, [], algorithm)
+        post_op = _POST_OPS.get(activation) or _PostOp(activation)
+        return _pointwise(x, opaque, bias, post_op.name, [], post_op.algorithm)
 
     return multiply
 
 
 def packer(placement: Placement) -> Callable[[Tensor], Weight]:
-    """The function that takes a weight in the dtype of the checkpoint and gives its form on the
-    device.
-    """
-    kind = dense
-    if placement.device.type == "cpu" and torch.backends.mkldnn.is_available():
-        has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        if placement.dtype == torch.float32 or (placement.dtype == torch.bfloat16 and has_bfloat16):
-            kind = packed
+    """Return what puts a weight on the device, from the dtype of the checkpoint, in its form."""
+    form = packed if _can_pack(placement) else dense
 
-    return lambda weight: kind(weight.to(placement.device, placement.dtype))
+    def pack(weight: Tensor) -> Weight:
+        return form(weight.to(placement.device, placement.dtype))
+
+    return pack
+
+
+def _can_pack(placement: Placement) -> bool:
+    """Whether oneDNN packs weights there."""
+    if placement.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+
+    if placement.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+    return placement.dtype == torch.float32
 
 
 def to_tensor(array: Array) -> Tensor:
-    """The same memory, or a copy of what is mapped from a file, which torch would take for its own
-    to write.
+    """Return a tensor in the memory of an array, or in a copy of an array that may not be written:
+    torch knows no such tensors.
     """
-    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    writeable = array if array.flags.writeable else array.copy()
+    tensor = torch.from_numpy(writeable)
     if array.dtype == BFLOAT16:
         return tensor.view(torch.bfloat16)
 
@@ -121,7 +149,7 @@ def to_tensor(array: Array) -> Tensor:
 
 
 def to_array(tensor: Tensor) -> Array:
-    """A tensor on the host, in its memory."""
+    """Return an array in the memory of a tensor on the host."""
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.uint16)
 
@@ -130,15 +158,19 @@ def to_array(tensor: Tensor) -> Array:
 
 
 def load_pickled(file: Path) -> dict[str, Array]:
-    """The tensors of a pickled file, which may run no code of its own.
+    """Return the tensors of a pickled file by name. None of the file's own code is run.
 
     Raises ValueError, or what torch raises.
     """
-    tensors = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(tensors, dict):
-        raise ValueError("holds something else than a table of tensors")
+    content = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(content, dict):
+        raise ValueError(_NO_TABLE)
 
-    if not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise ValueError("holds something else than a table of tensors")
+    arrays: dict[str, Array] = {}
+    for name, tensor in content.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(_NO_TABLE)
 
-    return {name: to_array(tensor.detach().contiguous()) for name, tensor in tensors.items()}
+        arrays[name] = to_array(tensor.detach().contiguous())
+
+    return arrays

@@ -74,38 +74,48 @@ class Sampler:
         token_ids = choices["token_id"].tolist()
         log_probs = choices["log_prob"].tolist()
         draws: list[Draw | None] = list(zip(token_ids, log_probs, tops, strict=False))
-        for place in np.flatnonzero(choices["status"] != CHOSEN):
+
+        statuses = choices["status"]
+        for place in np.flatnonzero(statuses != CHOSEN):
             draws[place] = None
-            if choices["status"][place] == ALL_BANNED and sequences[place].error is None:
-                sequences[place].fail_for_bans()
+            sequence = sequences[place]
+            if statuses[place] == ALL_BANNED and sequence.error is None:
+                sequence.fail_for_bans()
 
         return draws
 
     def look_ahead(
         self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]
     ) -> dict[EmbeddedSequence, list[Outlook]]:
-        """What each search can continue with, in the order of its beams.
+        """Return what each search can continue with, in the order of its beams.
 
         `logits` is (num_logits, vocab), float32. `rows` has the row of each of the `sequences`,
         which are rows of searches, or searches that begin.
         """
         row_of = dict(zip(sequences, rows, strict=True))
-        searches = list(dict.fromkeys(beam.owner for beam in sequences))
-        beams = [beam for sequence in searches for beam in sequence.beam_rows]
+        # A search has a sequence for each of its beams.
+        searches = dict.fromkeys(sequence.owner for sequence in sequences)
+        beams: list[EmbeddedSequence] = []
+        for search in searches:
+            beams += search.beam_rows
+
         states = [self._state_of_beam(beam) for beam in beams]
         rows_of_beams = [row_of[beam] for beam in beams]
         choices, best = self.fulfil(logits, rows_of_beams, beams, states)
 
-        # Of each beam first the alternatives of a Result, then the candidates.
+        outlooks: dict[EmbeddedSequence, list[Outlook]] = {search: [] for search in searches}
+        statuses = choices["status"].tolist()
         ranked = iter(best.tolist())
-        outlooks = dict[EmbeddedSequence, list[Outlook]]()
-        for beam, state, status in zip(beams, states, choices["status"].tolist(), strict=True):
-            search = beam.owner.search
-            assert search is not None
+        for beam, state, status in zip(beams, states, statuses, strict=True):
+            beam_search = beam.owner.search
+            assert beam_search is not None
+            num_candidates = min(beam_search.num_candidates, self.vocab_size)
 
+            # Of each beam the alternatives of a Result come first, then the candidates.
             top = next_top(ranked, state.num_top)
-            candidates = list(islice(ranked, min(search.num_candidates, self.vocab_size)))
-            outlooks.setdefault(beam.owner, []).append(Outlook(candidates, top, status == CHOSEN))
+            candidates = list(islice(ranked, num_candidates))
+            outlook = Outlook(candidates, top, is_usable=status == CHOSEN)
+            outlooks[beam.owner].append(outlook)
 
         return outlooks
 
@@ -123,14 +133,14 @@ class Sampler:
         sequences: list[EmbeddedSequence],
         states: list[SamplerState],
     ) -> Fulfilled:
-        """What the sequences wish of their rows of `logits`, after functions of the user, rules and
-        guides.
+        """Return what the sequences wish of their rows of `logits`, after functions of the user,
+        rules and guides.
         """
         # A copy, into which the step may write.
         records = bytearray(b"".join([state.wish for state in states]))
         wishes = np.frombuffer(records, WISH)
         wishes["row"] = rows
-        wishes["position"] = [len(row.token_ids) - row.num_prompt_tokens for row in sequences]
+        wishes["position"] = [sequence.num_generated for sequence in sequences]
         sampling = Sampling(logits, wishes)
         if self._post_processors is not None:
             self._change(self._post_processors, sampling, sequences)

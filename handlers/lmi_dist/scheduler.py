@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from handlers.lmi_dist.cached_blocks import TOKENS_PER_PART, Match, Root
-from handlers.lmi_dist.drafts import Drafter, num_worth
+from handlers.lmi_dist.drafts import Drafter, PossibleDraft, num_worth
 from handlers.lmi_dist.idle_blocks import retentions
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.pace import Pace
@@ -327,7 +327,7 @@ class Scheduler:
                 drafts.append(_ProposedDraft(drafter, token_ids[:room], chunk))
 
         drafts.sort(key=lambda draft: -draft.drafter.share)
-        best_first = [(draft.drafter, draft.token_ids) for draft in drafts]
+        best_first = [PossibleDraft(draft.drafter, draft.token_ids) for draft in drafts]
         num_added = num_worth(best_first, len(decodes), self.pace)
         for draft in drafts[:num_added]:
             draft.chunk.token_ids = draft.chunk.token_ids + draft.token_ids

@@ -1,14 +1,15 @@
-"""Steps of express sequences only, for a part of the time.
+"""Short steps, in which only express sequences decode.
 
-A step of a full batch may take many times as long.
+A step of the whole batch may take many times as long, so that an express sequence gains from steps
+without the others. These lose time by it, so it is bounded.
 """
 
 from handlers.lmi_dist.pace import Pace
 
-# The time of short steps, as a share of the time of the other steps.
+# How much time short steps may take for each second of whole steps.
 SHARE_OF_TIME = 0.25
 # The most time of short steps in a row, so that no stream has a long gap.
-MAX_TOGETHER_S = 0.1
+MAX_IN_A_ROW_S = 0.1
 
 
 class ShortSteps:
@@ -16,18 +17,21 @@ class ShortSteps:
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
-        # The time that is left for short steps.
-        self._left_s = 0.0
+        # The time that short steps may take until the next whole step.
+        self._budget_s = 0.0
 
     def begin(self, num_express: int, num_decodes: int) -> bool:
-        """Whether the next step is one of the express sequences among those that decode: if it
-        gains them at least half of its time.
+        """Return whether the next step is short, and count it.
+
+        `num_decodes` sequences decode, of which `num_express` are express. It is short if it takes
+        less than half of the time of a whole step, and there is time for it.
         """
         short_s = self._pace.seconds(num_express)
         whole_s = self._pace.seconds(num_decodes)
-        if num_express and short_s < min(whole_s / 2, self._left_s):
-            self._left_s -= short_s
+        is_worth_it = short_s < whole_s / 2
+        if num_express and is_worth_it and short_s < self._budget_s:
+            self._budget_s -= short_s
             return True
 
-        self._left_s = min(self._left_s + SHARE_OF_TIME * whole_s, MAX_TOGETHER_S)
+        self._budget_s = min(self._budget_s + SHARE_OF_TIME * whole_s, MAX_IN_A_ROW_S)
         return False

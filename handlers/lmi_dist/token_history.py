@@ -1,5 +1,6 @@
-"""The tokens of one sequence, as penalties count them and as the ban of repeated n-grams finds
-them.
+"""What was generated in one sequence: how often each token came, and what followed each n-gram.
+
+Penalties need the first, the ban of repeated n-grams the second. Both grow with the sequence.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from handlers.base.sequence import Sequence
 
 
 class TokenHistory:
-    """How often each token was generated in a sequence, with which it grows."""
+    """How often each token was generated in a sequence."""
 
     def __init__(self, sequence: Sequence, *, counts_prompt: bool) -> None:
         """`counts_prompt`: whether the tokens of the prompt are listed too."""
-        # Every token once.
+        # Each token once, and beside it how often it was generated: 0 for one of the prompt.
         self.token_ids = array("i")
-        # How often a token is in the output: 0 for one that is only in the prompt.
         self.counts = array("f")
-        # The index of each token id in the arrays.
+        # The index in both arrays, by token.
         self._indices: dict[int, int] = {}
-        self._num_seen = sequence.num_prompt_tokens
+        # How many tokens of the sequence are counted.
+        self._num_counted = sequence.num_prompt_tokens
         if counts_prompt:
-            for token_id in sequence.token_ids[: self._num_seen]:
+            for token_id in sequence.token_ids[: sequence.num_prompt_tokens]:
                 self._index_of(token_id)
 
     def fork(self) -> TokenHistory:
@@ -37,13 +38,13 @@ class TokenHistory:
 
     def catch_up(self, sequence: Sequence) -> None:
         """Count the tokens that were generated since the last call."""
-        for token_id in sequence.token_ids[self._num_seen :]:
+        for token_id in sequence.token_ids[self._num_counted :]:
             self.counts[self._index_of(token_id)] += 1
 
-        self._num_seen = sequence.num_tokens
+        self._num_counted = sequence.num_tokens
 
     def _index_of(self, token_id: int) -> int:
-        """Return the index of a token in the arrays, which get one that is new."""
+        """Return the index of a token in the arrays, to which a new one is added."""
         index = self._indices.setdefault(token_id, len(self.token_ids))
         if index == len(self.token_ids):
             self.token_ids.append(token_id)
@@ -53,38 +54,41 @@ class TokenHistory:
 
 
 class Repeats:
-    """What came after each run of tokens in a sequence, with which it grows."""
+    """Which tokens came after each run of tokens in a sequence."""
 
     def __init__(self, size: int) -> None:
-        """`size` is that of the n-grams which must not come again: a run is one token shorter."""
-        self._size = size
+        """`size` is that of the n-grams which must not come again."""
+        # A run is an n-gram without its last token.
+        self._run_length = size - 1
+        # How many tokens of the sequence were looked at.
         self._num_seen = 0
-        self._next: dict[tuple[int, ...], set[int]] = {}
+        self._tokens_after: dict[tuple[int, ...], set[int]] = {}
         # The runs whose sets no fork shares.
         self._unshared: set[tuple[int, ...]] = set()
 
     def fork(self) -> Repeats:
         """Return the same for another sequence with the same tokens.
 
-        Sets are copied when one of the two changes them.
+        Both share the sets. Who changes one copies it before.
         """
         forked = copy(self)
-        forked._next = self._next.copy()
+        forked._tokens_after = self._tokens_after.copy()
         self._unshared = set()
         forked._unshared = set()
         return forked
 
     def next_banned_ids(self, sequence: Sequence) -> Collection[int]:
-        """Return the tokens that would end an n-gram that the sequence has already."""
+        """Return the tokens that would complete an n-gram that the sequence has already."""
         token_ids = sequence.token_ids
-        num_before = self._size - 1
-        for end in range(max(self._num_seen, num_before), len(token_ids)):
-            run = tuple(token_ids[end - num_before : end])
+        length = self._run_length
+        for end in range(max(self._num_seen, length), len(token_ids)):
+            run = tuple(token_ids[end - length : end])
             if run not in self._unshared:
                 self._unshared.add(run)
-                self._next[run] = self._next.get(run, set()).copy()
+                self._tokens_after[run] = self._tokens_after.get(run, set()).copy()
 
-            self._next[run].add(token_ids[end])
+            self._tokens_after[run].add(token_ids[end])
 
         self._num_seen = len(token_ids)
-        return self._next.get(tuple(token_ids[len(token_ids) - num_before :]), ())
+        last_run = tuple(token_ids[len(token_ids) - length :])
+        return self._tokens_after.get(last_run, ())

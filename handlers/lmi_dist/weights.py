@@ -50,11 +50,11 @@ class Checkpoint:
         """
         self._progress = progress or (lambda stage, share: None)
         self._taken: set[str] = set()
-        self._has_said_float64 = False
+        self._has_told_of_float64 = False
         self.folder = Path(path)
         self._tables = _tables(self.folder, allow_pickle)
 
-        # The file of each tensor, and that of a part of each quantised weight.
+        # By tensor, and by quantised weight: the file that has it, or a part of it.
         self.files: dict[str, Path] = {}
         for file, table in self._tables.items():
             for name in table:
@@ -74,7 +74,7 @@ class Checkpoint:
         """
         file = self._file_of(name)
         array = self.read(name)
-        self._take(name, array.shape, tuple(shape))
+        self._count_taken(name, array.shape, tuple(shape))
         if array.dtype == np.float64:
             return self._narrowed(array)
 
@@ -87,29 +87,30 @@ class Checkpoint:
         return array
 
     def take_blocks(self, name: str, shape: tuple[int, int]) -> BlockRows | None:
-        """Return a weight (num_out, num_in) of this shape in blocks, and count it as taken; or None
-        if it has none. Tensors of a GGUF file and quantised weights may have some.
+        """Return a weight (num_out, num_in) of this shape in blocks, and count it as taken.
 
-        Raises ModelUnusable.
+        Returns None for a weight that is stored otherwise. Those of a GGUF file and quantised ones
+        may be in blocks. Raises ModelUnusable.
         """
         table = self._tables[self._file_of(name)]
         blocks: BlockRows | None = None
-        with self._of_tensor(name):
+        with self._naming(name):
             if name in self.quantised:
                 blocks = blocks_of(self.quantised[name])
             elif isinstance(table, GgufTensors):
                 blocks = table.blocks_of(name)
 
         if blocks is not None:
-            self._take(name, blocks.shape, shape)
+            self._count_taken(name, blocks.shape, shape)
 
         return blocks
 
     def read(self, name: str) -> Array:
-        """Read a tensor that is there, in the shape and dtype of its file, or a quantised weight
-        (num_out, num_in) in float32. Raises ModelUnusable.
+        """Read a tensor that is there, in the shape and dtype of its file.
+
+        A quantised weight is (num_out, num_in), float32. Raises ModelUnusable.
         """
-        with self._of_tensor(name):
+        with self._naming(name):
             if name in self.quantised:
                 return self.quantised[name].floats()
 
@@ -121,7 +122,7 @@ class Checkpoint:
         """
         types: dict[str, TensorType | None] = {}
         for name in self.quantised:
-            with self._of_tensor(name):
+            with self._naming(name):
                 types[name] = type_of(self.quantised[name])
 
         return types
@@ -130,8 +131,8 @@ class Checkpoint:
         return self._tables[self.files[name]][name]
 
     @contextmanager
-    def _of_tensor(self, name: str) -> Iterator[None]:
-        """Raise ModelUnusable for a tensor that cannot be read."""
+    def _naming(self, name: str) -> Iterator[None]:
+        """Raise ModelUnusable with the name of a tensor, and its file, if it cannot be read."""
         try:
             yield
         except ValueError as error:
@@ -147,7 +148,7 @@ class Checkpoint:
 
         return file
 
-    def _take(self, name: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
+    def _count_taken(self, name: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
         """Count a tensor as taken. Raises ModelUnusable unless it has the shape that is needed."""
         if shape != needed:
             raise ModelUnusable(
@@ -173,8 +174,8 @@ class Checkpoint:
 
     def _narrowed(self, array: Array) -> Array:
         """Return an array of float64 in float32, and log once that numbers are rounded."""
-        if not self._has_said_float64:
-            self._has_said_float64 = True
+        if not self._has_told_of_float64:
+            self._has_told_of_float64 = True
             log.info("%s: weights in float64 are rounded to float32", self.folder)
 
         with np.errstate(over="ignore"):
@@ -182,8 +183,9 @@ class Checkpoint:
 
 
 def stored_dtype(path: str) -> np.dtype[Any]:
-    """Return the dtype of most floats in a folder's safetensors files, by their headers, or float32
-    where there are none. Of a GGUF file it is what its numbers become.
+    """Return the dtype that most floats in a folder's safetensors files have, by their headers.
+
+    In a folder with a GGUF file it is what its numbers become. Without any floats it is float32.
     """
     folder = Path(path)
     files = _safetensors_files(folder)
@@ -241,17 +243,17 @@ def stored_types(path: str) -> Counter[TensorType] | None:
     return GgufTensors(gguf).sizes()
 
 
-def open_tensors(file: Path, pickled: Path, allow_pickle: bool) -> Mapping[str, Array]:
+def open_tensors(file: Path, pickled_file: Path, allow_pickle: bool) -> Mapping[str, Array]:
     """Return the tensors of a safetensors file, or of a pickled one where there is only that.
 
     Raises what SafetensorsFile raises, what torch raises, and SecurityRefused for a pickled file
     that is not allowed.
     """
-    if file.is_file() or not pickled.is_file():
+    if file.is_file() or not pickled_file.is_file():
         return SafetensorsFile(file)
 
-    read_pickled = _pickle_reader(pickled, allow_pickle)
-    return read_pickled(pickled)
+    read_pickled = _pickle_reader(pickled_file, allow_pickle)
+    return read_pickled(pickled_file)
 
 
 def _tables(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]]:
@@ -303,8 +305,9 @@ def _pickle_reader(file: Path, is_allowed: bool) -> Callable[[Path], dict[str, A
 def _read_all(
     files: Iterable[Path], read_file: Callable[[Path], Mapping[str, Array]], fault: str
 ) -> dict[Path, Mapping[str, Array]]:
-    """Return what `read_file` reads of each file. `fault` is what ModelUnusable says of one that it
-    cannot read.
+    """Return the tensors that `read_file` gives of each file.
+
+    Raises ModelUnusable, which says `fault` of a file that cannot be read.
     """
     tables: dict[Path, Mapping[str, Array]] = {}
     for file in files:

@@ -6,7 +6,14 @@ import random
 
 from hypothesis import given, strategies as st
 
-from handlers.lmi_dist.drafts import MAX_DRAFT, MAX_LOOKS, MAX_NGRAM, Drafter, num_worth
+from handlers.lmi_dist.drafts import (
+    MAX_DRAFT,
+    MAX_LOOKS,
+    MAX_NGRAM,
+    Drafter,
+    PossibleDraft,
+    num_worth,
+)
 from handlers.lmi_dist.pace import Pace
 
 CHEAP = {1: 0.010, 8: 0.011, 64: 0.02, 512: 0.1}
@@ -69,18 +76,17 @@ def test_a_draft_follows_the_latest_of_the_longest_matches_among_the_latest_of_i
 
 
 def test_drafts_pay_where_rows_are_cheap_and_the_drafts_are_right() -> None:
-    right = Drafter()
-    wrong = Drafter()
+    right = PossibleDraft(Drafter(), [1] * MAX_DRAFT)
+    wrong = PossibleDraft(Drafter(), [1] * MAX_DRAFT)
     for _ in range(50):
-        right.note(7, 7)
-        wrong.note(0, 7)
+        right.drafter.note(7, 7)
+        wrong.drafter.note(0, 7)
 
-    draft = [1] * MAX_DRAFT
-    assert num_worth([(right, draft)], 1, pace_of(CHEAP)) == 1
-    assert num_worth([(wrong, draft)], 1, pace_of(CHEAP)) == 0
-    assert num_worth([(right, draft), (wrong, draft)], 8, pace_of(CHEAP)) == 1
-    assert num_worth([(right, draft)], 1, pace_of(FULL)) == 0, "a row costs as much as a step"
-    assert num_worth([(right, draft)], 1, Pace(1024)) == 0, "nothing is known of the machine"
+    assert num_worth([right], 1, pace_of(CHEAP)) == 1
+    assert num_worth([wrong], 1, pace_of(CHEAP)) == 0
+    assert num_worth([right, wrong], 8, pace_of(CHEAP)) == 1
+    assert num_worth([right], 1, pace_of(FULL)) == 0, "a row costs as much as a step"
+    assert num_worth([right], 1, Pace(1024)) == 0, "nothing is known of the machine"
     assert num_worth([], 1, pace_of(CHEAP)) == 0
 
 
@@ -91,7 +97,7 @@ def test_a_sequence_whose_drafts_were_wrong_gets_another_chance() -> None:
         drafter.note(0, 7)
 
     num_rests = 0
-    while not num_worth([(drafter, [1] * MAX_DRAFT)], 1, pace):
+    while not num_worth([PossibleDraft(drafter, [1] * MAX_DRAFT)], 1, pace):
         drafter.rest()
         num_rests += 1
 
