@@ -29,7 +29,7 @@ _SAVED_NAME = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(weig
 _EMBEDDINGS = ("embed_tokens", "wte", "wpe", "embed_positions")
 
 
-class _Part(NamedTuple):
+class _MatrixName(NamedTuple):
     """The A or the B for the module at a path."""
 
     path: str
@@ -45,11 +45,11 @@ class LoraWeights:
         """
         self._tensors = tensors
         self._tensor_of_model = tensor_of_model
-        self._names: dict[_Part, str] = {}
+        self._names: dict[_MatrixName, str] = {}
         for name in tensors:
             match = _NAME.fullmatch(name)
             if match:
-                self._names[_Part(match[1], match[2])] = name
+                self._names[_MatrixName(match[1], match[2])] = name
             else:
                 self._check_saved(name)
 
@@ -104,7 +104,7 @@ class LoraWeights:
         check_rank(largest_rank, max_rank)
 
         for path, letter in product(sorted(self.paths), "AB"):
-            if _Part(path, letter) not in self._names:
+            if _MatrixName(path, letter) not in self._names:
                 raise NotUsable(f"it has no lora_{letter} of {path}")
 
     def take(self, module: Module, letter: str, shape: tuple[int, int]) -> Array:
@@ -112,7 +112,7 @@ class LoraWeights:
 
         Raises NotUsable for another shape or dtype.
         """
-        name = self._names[_Part(module.path, letter)]
+        name = self._names[_MatrixName(module.path, letter)]
         array = self._tensors[name]
         if array.shape != shape:
             raise NotUsable(
