@@ -5,7 +5,7 @@ endpoints whose containers are servers with the echo engine.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,9 +102,14 @@ class ControlPlane:
 
 @contextmanager
 def control_plane(
-    folder: Path, *flags: str, environ: Mapping[str, str] | None = None
+    folder: Path,
+    *flags: str,
+    environ: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[ControlPlane]:
-    """Run a gateway whose control plane keeps its state below `folder`."""
+    """Run a gateway whose control plane keeps its state below `folder`. `prefix` begins its
+    command.
+    """
     bucket = folder / "bucket"
     if not bucket.exists():
         (bucket / "echo").mkdir(parents=True)
@@ -113,5 +118,5 @@ def control_plane(
         (bucket / "broken" / "notes.txt").write_text("no model")
 
     command = ["--control-dir", str(folder / "control"), "--bucket", f"models={bucket}", *flags]
-    with gateway(*command, environ=environ) as aws:
+    with gateway(*command, environ=environ, prefix=prefix) as aws:
         yield ControlPlane(aws, folder, bucket)

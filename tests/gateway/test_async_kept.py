@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.gateway.gateways import Gateway, gateway, scripted, then_silent, whole
+from tests.gateway.small_disk import enlarge, on_small_disk, seen_by
 from tests.sources.fetching import needs_mount
 from tests.system.container import wait_until
 
@@ -128,21 +128,9 @@ def test_an_invocation_whose_endpoint_is_not_back_waits_for_it(tmp_path: Path) -
 # A disk without room.
 
 
-def on_small_disk(folder: Path) -> tuple[str, ...]:
-    """The beginning of a command that sees a disk of SMALL_DISK_BYTES at `folder`."""
-    folder.mkdir()
-    mount = f"mount -t tmpfs -o size={SMALL_DISK_BYTES} tmpfs {folder}"
-    return ("unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh")
-
-
-def seen_by(aws: Gateway, path: Path) -> Path:
-    """Return a path as the gateway sees it."""
-    return Path(f"/proc/{aws.process.pid}/root{path}")
-
-
 @needs_mount
 def test_what_a_full_disk_cannot_keep_is_refused_and_nothing_else(tmp_path: Path) -> None:
-    prefix = on_small_disk(tmp_path / "queue")
+    prefix = on_small_disk(tmp_path / "queue", SMALL_DISK_BYTES)
     with scripted(ANSWER) as container:
         with gateway(*flags(tmp_path, container.url), prefix=prefix) as aws:
             with pytest.raises(ClientError) as caught:
@@ -161,16 +149,13 @@ def test_what_a_full_disk_cannot_keep_is_refused_and_nothing_else(tmp_path: Path
 def test_an_answer_waits_until_a_full_disk_has_room(tmp_path: Path) -> None:
     out = tmp_path / "out"
     long_answer = b"x" * LONG_BYTES
-    prefix = on_small_disk(out)
+    prefix = on_small_disk(out, SMALL_DISK_BYTES)
     with scripted(whole(long_answer)) as container:
         with gateway(*flags(tmp_path, container.url), prefix=prefix) as aws:
             accepted = accept(aws, InferenceId="patient")
             wait_until(lambda: aws.says("async invocation patient waits"), "it waits for room")
 
-            enter = ["nsenter", "-t", str(aws.process.pid), "-m"]
-            remount = ["mount", "-o", f"remount,size={8 * SMALL_DISK_BYTES}", str(out)]
-            subprocess.run([*enter, *remount], check=True)
-
+            enlarge(aws, out, 8 * SMALL_DISK_BYTES)
             wait_until(lambda: not names_kept(tmp_path), "it is written")
             names = [path.name for path in seen_by(aws, out).iterdir()]
 

@@ -19,12 +19,15 @@ from safetensors.numpy import save_file
 
 from tests.gateway.control_planes import BODY, IMAGE, ROLE, ControlPlane, control_plane
 from tests.gateway.gateways import CREDENTIALS, REGION
+from tests.gateway.small_disk import fill, on_small_disk, seen_by
 from tests.gateway.test_gateway import fails
+from tests.sources.fetching import needs_mount
 from tests.system.container import ENVIRON, ROOT, wait_until
 
 DEMO = ROOT / "handlers" / "lmi_dist" / "demo"
 NEEDS = {"MinMemoryRequiredInMb": 1024}
 RANK = 4
+DISK_BYTES = 4 << 20
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +128,36 @@ def test_components_are_created_resized_updated_and_deleted(plane: ControlPlane)
     delete(plane, "first")
     delete(plane, "bad")
     plane.delete("shared")
+
+
+@needs_mount
+def test_a_component_whose_disk_fills_up_serves_and_is_kept_once_there_is_room(
+    tmp_path: Path,
+) -> None:
+    control = tmp_path / "control"
+    with control_plane(tmp_path, prefix=on_small_disk(control, DISK_BYTES)) as plane:
+        create_endpoint(plane)
+        plane.model("echo")
+        create(plane, "first", ModelName="echo")
+        disk = seen_by(plane.aws, control)
+        wait_until(lambda: list(disk.glob("logs/shared/first-*")), "its container starts")
+        filler = disk / "filler"
+        fill(filler)
+
+        def kept_status() -> str:
+            state = json.loads((disk / "state.json").read_bytes())
+            status: str = state["components"]["first"]["status"]
+            return status
+
+        assert wait_settled(plane, "first")["InferenceComponentStatus"] == "InService"
+        assert kept_status() == "Creating"
+        assert answer(plane, "first") == "hello"
+        with fails("InternalFailure", 500):
+            plane.control.delete_inference_component(InferenceComponentName="first")
+
+        filler.unlink()
+        wait_until(lambda: kept_status() == "InService", "it is written")
+        delete(plane, "first")
 
 
 def write_adapter(folder: Path) -> None:

@@ -63,7 +63,7 @@ class ComponentLife(ResourceLife[ComponentResource]):
         self._check_may_change()
         group = self._new_group(resource)
         try:
-            self._note(UPDATING)
+            self._accept(UPDATING)
         except AwsError:
             _release(group)
             raise
@@ -76,7 +76,7 @@ class ComponentLife(ResourceLife[ComponentResource]):
         group = self.group()
         group.reserve(num_copies)
         try:
-            self._note(UPDATING)
+            self._accept(UPDATING)
         except AwsError:
             group.reserve(self.resource.num_copies)
             raise
@@ -86,14 +86,14 @@ class ComponentLife(ResourceLife[ComponentResource]):
     def delete(self) -> None:
         """Begin to delete the component. Raises AwsError while it is changed."""
         self._check_may_change(is_deletion=True)
-        self._note(DELETING)
+        self._accept(DELETING)
         self._begin(self._delete())
 
     def restore(self) -> None:
         """Begin to bring the component back that a former gateway had."""
         resource = self.resource
         if resource.status == DELETING:
-            self._table.remove(self.name)
+            self._table.remove_soon(self.name)
         elif resource.status != FAILED:
             self._note(CREATING if resource.status == CREATING else UPDATING)
             self._begin(self._restore())
@@ -175,7 +175,7 @@ class ComponentLife(ResourceLife[ComponentResource]):
             await self._group.stop()
             self._group = None
 
-        self._table.remove(self.name)
+        self._table.remove_soon(self.name)
 
     async def _settle(self, group: InstanceGroup) -> None:
         """Start the copies. Raises InstanceFailed, and none is left then."""

@@ -74,7 +74,7 @@ class EndpointLife(ResourceLife[EndpointResource]):
         self._check_may_change()
         fleet = self._new_fleet(deployment)
         try:
-            self._note(UPDATING, next=deployment, last_deployment_config=deployment_config)
+            self._accept(UPDATING, next=deployment, last_deployment_config=deployment_config)
         except AwsError:
             fleet.release()
             raise
@@ -88,7 +88,7 @@ class EndpointLife(ResourceLife[EndpointResource]):
         self._fleet.reserve(sizes)
         deployment = msgspec.structs.replace(self.resource.deployment, sizes=sizes)
         try:
-            self._note(UPDATING, next=deployment)
+            self._accept(UPDATING, next=deployment)
         except AwsError:
             self._fleet.reserve(self.resource.deployment.sizes)
             raise
@@ -98,14 +98,14 @@ class EndpointLife(ResourceLife[EndpointResource]):
     def delete(self) -> None:
         """Begin to delete the endpoint. Raises AwsError while it is changed."""
         self._check_may_change(is_deletion=True)
-        self._note(DELETING)
+        self._accept(DELETING)
         self._begin(self._delete())
 
     def restore(self) -> None:
         """Begin to bring the endpoint back that a former gateway had."""
         status = self.resource.status
         if status == DELETING:
-            self._table.remove(self.name)
+            self._table.remove_soon(self.name)
         elif status != FAILED:
             self._begin(self._bring_back(status))
 
@@ -215,7 +215,7 @@ class EndpointLife(ResourceLife[EndpointResource]):
         if fleet is not None:
             await fleet.stop()
 
-        self._table.remove(self.name)
+        self._table.remove_soon(self.name)
 
     async def _bring_back(self, status: str) -> None:
         """Start what a former gateway ran, then go on with what it was about to do."""

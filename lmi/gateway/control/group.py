@@ -171,7 +171,7 @@ class InstanceGroup:
         """Bring the model's files, and return how the container is started."""
         try:
             return await run_in_thread(self._definitions.launch, self.container)
-        except (AwsError, LoadFailed) as error:
+        except (AwsError, LoadFailed, OSError) as error:
             raise InstanceFailed(str(error)) from error
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from lmi.errors import PortUnavailable
+from lmi.errors import PortUnavailable, cause_line
 from lmi.gateway.control.definition import Launch
 from lmi.gateway.endpoints import WatchedContainer
 from lmi.shared.processes import describe_exit
@@ -99,6 +99,9 @@ class Instance:
         except TimeoutError:
             await self._end()
             raise InstanceFailed(f"It was not ready within {self._timeout_s:g} s.") from None
+        except OSError as error:
+            await self._end()
+            raise InstanceFailed(f"It could not be started: {cause_line(error)}") from error
         except BaseException:
             await self._end()
             raise

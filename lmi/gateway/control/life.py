@@ -48,17 +48,26 @@ class ResourceLife(Generic[R]):
             words = self._table.kind.words
             raise invalid(f'Cannot update failed {words} "{resource.arn}": only delete it.')
 
+    def _accept(self, status: str, **changes: Any) -> None:
+        """Keep the status with which a client's change begins. Raises AwsError if it cannot be
+        written.
+        """
+        self._table.put(self._changed(status, "", changes))
+
     def _note(self, status: str, failure_reason: str = "", **changes: Any) -> None:
-        """Keep the resource's new status. The reason is kept without paths of this machine."""
-        resource = msgspec.structs.replace(
+        """Keep the status that a change has led to, also on a full disk."""
+        self._table.put_soon(self._changed(status, failure_reason, changes))
+
+    def _changed(self, status: str, failure_reason: str, changes: dict[str, Any]) -> R:
+        """Return the resource with a new status. The reason is without paths of this machine."""
+        log.info("%s %s is %s", self._table.kind.words, self.name, status)
+        return msgspec.structs.replace(
             self.resource,
             status=status,
             failure_reason=self._definitions.without_paths(failure_reason),
             modified_s=time.time(),
             **changes,
         )
-        self._table.put(resource)
-        log.info("%s %s is %s", self._table.kind.words, self.name, status)
 
     def _begin(self, change: Coroutine[Any, Any, None]) -> None:
         """Let a change go on by itself. The resource fails if it does."""

@@ -1,7 +1,8 @@
 """The state of the control plane: one file, which is written whole at each change."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -24,18 +25,61 @@ from lmi.shared.files import write_whole
 
 # Of each kind.
 MAX_RESOURCES = 1000
+# Until a state that could not be written is tried again.
+RETRY_S = 1.0
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Resource)
 
 
-class ResourceTable(Generic[R]):
-    """The resources of one kind, by name. A change is on the disk when its call returns."""
+class _State(msgspec.Struct):
+    models: dict[str, Resource] = {}
+    configs: dict[str, Resource] = {}
+    endpoints: dict[str, EndpointResource] = {}
+    components: dict[str, ComponentResource] = {}
 
-    def __init__(self, kind: ResourceKind, by_name: dict[str, R], save: Callable[[], None]) -> None:
+
+class StateFile:
+    """All resources, and the file that they are in."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._retry: asyncio.TimerHandle | None = None
+        self.state = _State()
+        if path.exists():
+            self.state = msgspec.json.decode(path.read_bytes(), type=_State)
+
+    def write(self) -> None:
+        """Write all resources. Raises OSError, and the file stays as it was."""
+        write_whole(self._path, msgspec.json.encode(self.state))
+
+    def write_soon(self) -> None:
+        """Write all resources now, or as soon as there is room."""
+        was_waiting = self._retry is not None
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+
+        try:
+            self.write()
+        except OSError as error:
+            if not was_waiting:
+                log.error("the state of the control plane waits for room: %s", cause_line(error))
+
+            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self.write_soon)
+
+
+class ResourceTable(Generic[R]):
+    """The resources of one kind, by name.
+
+    What a client asks for is on the disk when its call returns, or refused. What the gateway itself
+    finds, as that a container serves, counts at once, and is written as soon as there is room.
+    """
+
+    def __init__(self, kind: ResourceKind, by_name: dict[str, R], file: StateFile) -> None:
         self.kind = kind
         self._by_name = by_name
-        self._save = save
+        self._file = file
 
     def __iter__(self) -> Iterator[R]:
         return iter(list(self._by_name.values()))
@@ -67,12 +111,22 @@ class ResourceTable(Generic[R]):
             raise self.kind.taken(namesake.arn)
 
     def put(self, resource: R) -> None:
-        """Keep a resource in the place of the one that has its name."""
+        """Keep a resource in the place of the one that has its name. Raises AwsError."""
         self._change(resource.name, resource)
 
+    def put_soon(self, resource: R) -> None:
+        """Keep what the gateway has found of a resource."""
+        self._by_name[resource.name] = resource
+        self._file.write_soon()
+
     def remove(self, name: str) -> None:
-        """Forget a resource."""
+        """Forget a resource. Raises AwsError."""
         self._change(name, None)
+
+    def remove_soon(self, name: str) -> None:
+        """Forget a resource that the gateway has ended."""
+        self._by_name.pop(name, None)
+        self._file.write_soon()
 
     def _change(self, name: str, resource: R | None) -> None:
         """Keep a change if it can be written, else nothing. Raises AwsError."""
@@ -81,7 +135,7 @@ class ResourceTable(Generic[R]):
             self._by_name[name] = resource
 
         try:
-            self._save()
+            self._file.write()
         except OSError as error:
             self._by_name.pop(name, None)
             if former is not None:
@@ -89,13 +143,6 @@ class ResourceTable(Generic[R]):
 
             log.error("the state of the control plane cannot be written: %s", cause_line(error))
             raise AwsError("InternalFailure", 500, "The change could not be written.") from error
-
-
-class _State(msgspec.Struct):
-    models: dict[str, Resource] = {}
-    configs: dict[str, Resource] = {}
-    endpoints: dict[str, EndpointResource] = {}
-    components: dict[str, ComponentResource] = {}
 
 
 class ControlState:
@@ -106,24 +153,18 @@ class ControlState:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._file = folder / "state.json"
         self._lock = lock_folder(folder, "--control-dir")
         try:
-            state = _State()
-            if self._file.exists():
-                state = msgspec.json.decode(self._file.read_bytes(), type=_State)
+            file = StateFile(folder / "state.json")
         except (OSError, msgspec.MsgspecError) as error:
             raise BadConfiguration(f"--control-dir {folder}: {cause_line(error)}") from None
 
-        self._state = state
-        self.models = ResourceTable(MODEL, state.models, self._save)
-        self.configs = ResourceTable(CONFIG, state.configs, self._save)
-        self.endpoints = ResourceTable(ENDPOINT, state.endpoints, self._save)
-        self.components = ResourceTable(COMPONENT, state.components, self._save)
+        state = file.state
+        self.models = ResourceTable(MODEL, state.models, file)
+        self.configs = ResourceTable(CONFIG, state.configs, file)
+        self.endpoints = ResourceTable(ENDPOINT, state.endpoints, file)
+        self.components = ResourceTable(COMPONENT, state.components, file)
 
     def all_tables(self) -> tuple[ResourceTable[Any], ...]:
         """Return the resources of each kind."""
         return (self.models, self.configs, self.endpoints, self.components)
-
-    def _save(self) -> None:
-        write_whole(self._file, msgspec.json.encode(self._state))
