@@ -1,10 +1,11 @@
-"""The dynamic batch, which replaces the LMI API with `option.rolling_batch=disable`: several inputs
-in one body.
+"""The API of the dynamic batch, which stands in the place of LMI's with
+`option.rolling_batch=disable`: a body may have several inputs.
 
-Each input of `{"inputs": ["...", "..."], "parameters": {...}}` is one request, and all share the
-parameters. The answer is a list with the best sequence of each, or lines such as `{"outputs":
-["This", ""]}` with its new text. Indents, separators and escapes are those of the reference.
-Source: LMI handlers' inference API schema (v0.28.0), second half.
+Each input of `{"inputs": ["...", "..."], "parameters": {...}}` is a request of its own, and all
+share the parameters. A whole answer is a list with the best sequence of each input. A stream is
+lines such as `{"outputs": ["This", ""]}`, with the new text of each. Indents, separators and
+escapes are those of the reference. Source: LMI handlers' inference API schema (v0.28.0), second
+half.
 """
 
 import json
@@ -37,7 +38,7 @@ FAILURE = "invoke handler failure"
 
 
 def default_format(model: ModelConfig) -> AnswerFormat:
-    """Return the format of all answers: the server's settings choose it."""
+    """Return the format of all answers, which the server's settings choose, not a request."""
     if model.enable_streaming:
         return AnswerFormat(output_format=OutputFormat.JSONLINES)
 
@@ -62,8 +63,9 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[A
             raise MalformedRequest(f"inputs must be non-empty strings, given {shorten(text)}")
 
     check_types(fields, has_stream=False)
-    details = (fields.get("parameters") or {}).get("details") is True
-    return Message(fields, replace(default_format(model), details=details), model.sampling_defaults)
+    parameters = fields.get("parameters") or {}
+    format = replace(default_format(model), details=parameters.get("details") is True)
+    return Message(fields, format, model.sampling_defaults)
 
 
 def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
@@ -71,17 +73,10 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
     fields = message.fields
     format = message.format
     parameters = dict(fields.get("parameters") or {})
-    ignored = []
-    for name in WITHOUT_EFFECT:
-        if parameters.get(name) is not None:
-            lmi.PARAMETERS[name].read(f"parameters.{name}", parameters.pop(name))
-            ignored.append(f"parameters.{name}: no effect with option.rolling_batch=disable")
-
-    if fields.get("stream") is not None:
-        boolean("stream", fields["stream"])
-        ignored.append("stream: no effect, option.enable_streaming says it for all requests")
+    ignored = _drop_without_effect(parameters, fields.get("stream"))
 
     inputs = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
+    # The requests differ in their texts and adapters alone, so LMI's schema reads the first one.
     first = {"inputs": inputs[0], "parameters": parameters, "stream": None, "adapters": None}
     single = lmi.parse(Message(fields | first, lmi.LmiFormat(), message.sampling_defaults))
 
@@ -96,6 +91,23 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
 
     format = replace(format, field_names=single.format.field_names)
     return Parsed(tuple(requests), format, (*ignored, *single.ignored))
+
+
+def _drop_without_effect(parameters: dict[str, object], stream: object) -> list[str]:
+    """Drop the parameters without effect here. Returns a line for each, and for `stream` if it is
+    given. Raises InvalidParameter for a value that they may not have at LMI's API.
+    """
+    ignored = []
+    for name in WITHOUT_EFFECT:
+        if parameters.get(name) is not None:
+            lmi.PARAMETERS[name].read(f"parameters.{name}", parameters.pop(name))
+            ignored.append(f"parameters.{name}: no effect with option.rolling_batch=disable")
+
+    if stream is not None:
+        boolean("stream", stream)
+        ignored.append("stream: no effect, option.enable_streaming says it for all requests")
+
+    return ignored
 
 
 def _adapters(value: object, num_inputs: int) -> list[str | None]:
@@ -131,8 +143,8 @@ class BatchWhole(WholeFormatter[AnswerFormat]):
 
 
 class BatchStream(Formatter[AnswerFormat]):
-    """The answer as a stream. A line holds the Deltas that arrived together, and "" for inputs
-    without new text.
+    """The answer as a stream. A line has what arrived together: the new text of each input, or
+    "".
     """
 
     media_type = JSONLINES
@@ -140,8 +152,9 @@ class BatchStream(Formatter[AnswerFormat]):
 
     def __init__(self, parsed: Parsed[AnswerFormat]) -> None:
         super().__init__(parsed)
+        # What stands before the text of each input, until it is sent.
         self._prefixes = [_prefix(request) for request in parsed.requests]
-        # The outputs of the next line.
+        # The outputs of the next line, and whether one of them is new.
         self._outputs = [""] * len(parsed.requests)
         self._has_news = False
 
@@ -166,6 +179,7 @@ class BatchStream(Formatter[AnswerFormat]):
 
 
 def _prefix(request: GenerationRequest) -> str:
+    """Return the prompt if the answer begins with it, else ""."""
     return request.prompt if request.return_full_text else ""
 
 

@@ -8,7 +8,7 @@ from orjson import dumps
 from lmi.apis.base.api import JSON, ErrorFields
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
-from lmi.apis.openai.chat_formatter import BlockStream, named_event
+from lmi.apis.openai.block_formatter import BlockStream, named_event
 from lmi.apis.openai.chat_messages import parsed_arguments
 from lmi.apis.openai.parts.buffer import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.types import AnswerEnd, Delta

@@ -15,7 +15,7 @@ from orjson import Fragment, dumps
 
 from lmi.apis.base.api import JSON
 from lmi.apis.base.readers import Parsed
-from lmi.apis.openai.formatter import OpenAIFormatter
+from lmi.apis.openai.base_formatter import OpenAIFormatter
 from lmi.types import Delta
 
 # The length of a float32 vector that the engine has normalised may differ from 1 by so much.

@@ -1,4 +1,4 @@
-"""The fields by which a client asks for a structure that the answer must have: a reader for each,
+"""The fields by which a client asks for a structure that the answer must have: the reader of each,
 and their table.
 """
 
@@ -39,8 +39,8 @@ read_words = strings(MAX_WORDS)
 
 
 class AskedGuide(NamedTuple):
-    """The guide that a request asks for, and the name of the field that asked for it, or twice
-    None.
+    """The guide that a request asks for, and the field that asks for it. Both are None if there is
+    none.
     """
 
     params: GuidedDecodingParams | None
@@ -48,8 +48,13 @@ class AskedGuide(NamedTuple):
 
     @property
     def field_names(self) -> dict[str, str]:
-        """The field by the guide's name in the contract. An engine's refusal names the field."""
-        return {} if self.field is None else {CONTRACT_NAME: self.field}
+        """The client's name of the field, by the name that engines know. Where an engine refuses
+        the guide, the error has the client's name.
+        """
+        if self.field is None:
+            return {}
+
+        return {CONTRACT_NAME: self.field}
 
 
 NO_GUIDE = AskedGuide(None, None)
@@ -64,15 +69,17 @@ def json_schema(name: str, value: object) -> GuidedDecodingParams:
     if not isinstance(value, dict):
         raise InvalidParameter(name, "a JSON schema", value)
 
-    # What follows walks through all levels.
+    # It comes first, since what follows walks through all levels.
     check_levels(name, value)
     schema = checked_references(name, value)
     log_misspelt_keywords(name, schema)
-    guide = check_levels(name, schema)
-    return GuidedDecodingParams(GuideType.JSON_SCHEMA, guide.decode())
+    schema_json = check_levels(name, schema)
+    return GuidedDecodingParams(GuideType.JSON_SCHEMA, schema_json.decode())
 
 
-def _of_text(kind: GuideType) -> Callable[[str, object], GuidedDecodingParams]:
+def _reader_of_text(kind: GuideType) -> Callable[[str, object], GuidedDecodingParams]:
+    """Return the reader of a guide that is a text."""
+
     @takes({"type": "string"})
     def read(name: str, value: object) -> GuidedDecodingParams:
         return GuidedDecodingParams(kind, text(name, value))
@@ -80,8 +87,8 @@ def _of_text(kind: GuideType) -> Callable[[str, object], GuidedDecodingParams]:
     return read
 
 
-regex = _of_text(GuideType.REGEX)
-grammar = _of_text(GuideType.EBNF_GRAMMAR)
+regex = _reader_of_text(GuideType.REGEX)
+grammar = _reader_of_text(GuideType.EBNF_GRAMMAR)
 
 
 def choices(name: str, value: object) -> GuidedDecodingParams:
@@ -96,7 +103,10 @@ def choices(name: str, value: object) -> GuidedDecodingParams:
 
 def json_object(name: str, value: object) -> GuidedDecodingParams | None:
     """Read whether the answer must be an object of JSON."""
-    return GuidedDecodingParams(GuideType.JSON) if boolean(name, value) else None
+    if not boolean(name, value):
+        return None
+
+    return GuidedDecodingParams(GuideType.JSON)
 
 
 # The kinds of guides inside vLLM's `structured_outputs`.
@@ -164,8 +174,8 @@ def any_grammar(name: str, value: object) -> GuidedDecodingParams:
 
 
 def check_members(name: str, value: dict[str, Any], known_members: Sequence[str]) -> None:
-    """Raise InvalidParameter for a member that is not known: without it the answer might lack its
-    structure.
+    """Raise InvalidParameter for a member that is not known. To ignore it might give the answer
+    another structure than its client expects.
     """
     for member in value:
         if member not in known_members and value[member] is not None:
@@ -175,36 +185,41 @@ def check_members(name: str, value: dict[str, Any], known_members: Sequence[str]
 
 @takes({"type": "object"})
 def response_format(name: str, value: object) -> GuidedDecodingParams | None:
-    """Read OpenAI's field, or TGI's grammar, which has a `value`. The type `text` asks for no
-    guide.
+    """Read OpenAI's field. TGI's grammar, which has a `value`, may be in its place. The type `text`
+    asks for no guide.
     """
-    form = an_object(name, value)
-    if form.get("value") is not None:
-        check_members(name, form, ("type", "value"))
-        return tgi_grammar(name, form)
+    format = an_object(name, value)
+    if format.get("value") is not None:
+        check_members(name, format, ("type", "value"))
+        return tgi_grammar(name, format)
 
-    kind = read_format_type(f"{name}.type", form.get("type", "text"))
-    if kind != "json_schema":
-        check_members(name, form, ("type",))
-        return GuidedDecodingParams(GuideType.JSON) if kind == "json_object" else None
+    kind = read_format_type(f"{name}.type", format.get("type", "text"))
+    if kind == "json_schema":
+        check_members(name, format, ("type", "json_schema"))
+        schema = an_object(f"{name}.json_schema", format.get("json_schema"))
+        check_members(f"{name}.json_schema", schema, ("name", "description", "schema", "strict"))
+        return json_schema(f"{name}.json_schema.schema", schema.get("schema", {}))
 
-    check_members(name, form, ("type", "json_schema"))
-    schema = an_object(f"{name}.json_schema", form.get("json_schema"))
-    check_members(f"{name}.json_schema", schema, ("name", "description", "schema", "strict"))
-    return json_schema(f"{name}.json_schema.schema", schema.get("schema", {}))
+    check_members(name, format, ("type",))
+    if kind == "json_object":
+        return GuidedDecodingParams(GuideType.JSON)
+
+    return None
 
 
 def guide_of_format(name: str, value: object, read_type: Reader = read_format_type) -> AskedGuide:
-    """Read a format whose schema stands beside its type, which `read_type` reads."""
-    form = an_object(name, value)
-    kind = read_type(f"{name}.type", form.get("type"))
+    """Read a format as other APIs have it: its schema stands beside its type, which `read_type`
+    reads.
+    """
+    format = an_object(name, value)
+    kind = read_type(f"{name}.type", format.get("type"))
     if kind == "text":
         return NO_GUIDE
 
     if kind == "json_object":
         guide = GuidedDecodingParams(GuideType.JSON)
     else:
-        guide = json_schema(f"{name}.schema", form.get("schema"))
+        guide = json_schema(f"{name}.schema", format.get("schema"))
 
     return AskedGuide(guide, name)
 
@@ -226,10 +241,9 @@ OTHER_GUIDES = named(
 
 
 def asked_guide(values: Mapping[str, Any], prefix: str = "") -> AskedGuide:
-    """Return the guide among checked fields.
+    """Return the guide among checked fields. Raises InvalidParameter if several fields ask for one.
 
-    `prefix` begins a field's name in an error. Raises InvalidParameter if several fields ask for a
-    guide.
+    `prefix` stands before a field's name in errors.
     """
     names = []
     for name in (*GUIDED, *OTHER_GUIDES, "structured_outputs"):

@@ -1,5 +1,5 @@
-"""The format of an answer at the APIs of OpenAI and Anthropic: what a request wants to be told, and
-how.
+"""The format of an answer at the APIs of OpenAI and Anthropic: what a request asks to be told, and
+in which form.
 """
 
 from dataclasses import dataclass, field
@@ -9,56 +9,58 @@ from lmi.apis.openai.tools import Tools
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat
 
-# The form of both tool calls and reasoning.
+# The form of gpt-oss, which is one of calls and of thoughts.
 HARMONY = "openai"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIFormat(AnswerFormat):
-    """The format of an answer, which holds `num_choices` sequences of each prompt.
-
-    `model` equals `adapter` if the request names one, by `adapters` if `is_adapter_named`, else by
-    `model`. With `is_forced` the whole text is a list of calls, or the arguments of the one
-    `function` that the model must call. `tool_calls` is the form of other calls in the text,
-    `reasoning` that of thoughts. Both are the server's settings until the parameters are checked.
+    """The format of an answer. Its fields are the server's settings until the parameters of the
+    request are checked.
     """
 
+    # The name of the model in the answer: that of the adapter if the request names one.
     model: str
     adapter: str | None = None
+    # Whether `adapters` of the body names the adapter, and not `model`.
     is_adapter_named: bool = False
-    # A stream's last chunk reports the usage.
+    # Whether a stream's last chunk reports the usage.
     has_usage: bool = False
-    # The chunks before it report the usage so far.
+    # Whether the chunks before it report the usage so far.
     has_running_usage: bool = False
     has_token_ids: bool = False
     has_log_probs: bool = False
     num_prompt_log_probs: int | None = None
-    # Log-probs name tokens by their ids.
+    # Whether log-probs name tokens by their ids.
     names_tokens_by_id: bool = False
+    # The number of sequences of each prompt that the answer has.
     num_choices: int = 1
     # If not, the answer is the prompt alone, for its log-probs.
     is_answer_wanted: bool = True
-    function: str | None = None
+    # Whether the whole text is a list of calls or, if a `function` must be called, the arguments of
+    # that one call.
     is_forced: bool = False
+    function: str | None = None
+    # The form of other calls in the text, and that of thoughts. None: the text has none.
     tool_calls: str | None = None
     reasoning: str | None = None
-    # If not, thoughts are told apart and left out.
+    # If not, thoughts are told apart from the text and left out.
     has_thoughts: bool = True
-    # Embeddings are the bytes of float32, little-endian, in place of numbers.
+    # Whether embeddings are the bytes of float32, little-endian, and not numbers.
     is_base64: bool = False
-    # The tools by their names, for the types of arguments.
+    # The tools by their names, which have the types of a call's arguments.
     tools: Tools = field(default_factory=dict, compare=False, repr=False)
-    # The state of a response. It changes, so that an error knows how much is written.
+    # The state of a response of Responses. It changes, so that an error knows how much is written.
     state: Any = field(default=None, compare=False)
 
     @property
     def holds_fields(self) -> bool:
-        """Whether it holds fields of the body, as they came."""
+        """Whether it keeps fields of the body in memory as they came."""
         return bool(self.tools) or self.state is not None
 
 
 def default_format(model: ModelConfig) -> OpenAIFormat:
-    """Return the format of a body that says nothing of it, and of one that cannot be read."""
+    """Return the format for a body that asks for nothing, and for one that cannot be read."""
     tool_calls = model.tool_call_parser
     reasoning = model.reasoning_parser
     return OpenAIFormat(

@@ -15,7 +15,7 @@ CHATS = Forms(chat_formatter.ChatWhole, chat_formatter.ChatStream, chat_formatte
 TEXTS = Forms(formatter.CompletionWhole, formatter.CompletionStream, formatter.CompletionLines)
 OPENAI_CHAT_ERRORS = ErrorRules(
     CHATS.write_error,
-    # Errors whose kind clients look for have OpenAI's kind. The others have our labels.
+    # These errors have OpenAI's kinds, because clients look for them. The others have our labels.
     (
         Row(errors.Unauthorized, 401, "invalid_api_key"),
         Row(errors.UnknownModel, 404, "model_not_found", param="model"),
@@ -49,8 +49,8 @@ OPENAI_COMPLETIONS = replace(
 
 
 def _at_invocations(api: Api[OpenAIFormat], body_field: str) -> Api[OpenAIFormat]:
-    """Return the API as it is at /invocations: a stream is lines, or events if Accept asks for
-    them, unless body or settings say otherwise.
+    """Return the API as it is at /invocations. There a stream is lines, or events if Accept asks
+    for them, unless the body or the server's settings say otherwise.
     """
     read_body: Callable[..., Message[OpenAIFormat]] = api.read
     name = f"{api.name}_lines"

@@ -8,7 +8,7 @@ from lmi.apis.openai.chat_images import IMAGE_PARTS, read_image
 from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.types import Image
 
-# The last four are those of Responses.
+# The types of parts that are texts. The last four are those of Responses.
 TEXT_PARTS = (
     "text",
     "refusal",
@@ -22,7 +22,9 @@ TEXT_PARTS = (
 def content(
     name: str, value: object, *, is_needed: bool = True, has_images: bool = True
 ) -> str | list[str | Image]:
-    """Read a text, or a list of parts, which may be images where the message may have them."""
+    """Read the content of a message: a text, or a list of parts. With `has_images` these may be
+    images. Raises InvalidParameter or Unsupported.
+    """
     if isinstance(value, str):
         return value
 
@@ -45,11 +47,14 @@ def content(
 
 
 def joined(parts: Sequence[str | Image]) -> str | list[str | Image]:
-    """Return the content of a message: its texts, which newlines join, or all parts if images are
-    among them.
+    """Return the content of a message: one text, in which newlines join the parts, or the parts if
+    images are among them.
     """
     texts = [part for part in parts if isinstance(part, str)]
-    return "\n".join(texts) if len(texts) == len(parts) else list(parts)
+    if len(texts) < len(parts):
+        return list(parts)
+
+    return "\n".join(texts)
 
 
 def _text_part(name: str, part: dict[str, Any]) -> str:

@@ -1,33 +1,29 @@
-"""Answers to chats: OpenAI's, and the blocks of which other APIs make theirs.
+"""Answers to chats, whole or streamed.
 
-A stream of a chat sends the role first, then the text, then the finish reason in a separate delta,
-whose content is empty as in vLLM, because clients read it from every delta. Where an answer has
-calls and no text it is null in all of them, as at OpenAI: some clients make a text of an empty one.
-Sources: OpenAI's API reference; the fields that its client reads; `reasoning_content` is DeepSeek's
-name of thoughts, `reasoning` that of vLLM since 0.16.
+A stream sends the role first, then the text, and the finish reason in a delta of its own. Every
+delta has a content, as in vLLM, because clients read it from each: it is empty where there is no
+new text. In an answer that has calls and no text it is null instead, as at OpenAI, since some
+clients would make a text of an empty one.
+
+Sources: OpenAI's API reference, and the fields that its client reads. `reasoning_content` is
+DeepSeek's name of thoughts, `reasoning` that of vLLM since 0.16.
 """
 
 import uuid
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
 from orjson import dumps
 
-from lmi.apis.base.api import SSE, one_line, text_of, waiting_fields
+from lmi.apis.base.api import text_of
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
-from lmi.apis.openai.formatter import (
-    OpenAIFormatter,
-    OpenAILines,
-    OpenAIStream,
-    OpenAIWhole,
-    log_prob_fields,
-)
+from lmi.apis.openai.base_formatter import OpenAILines, OpenAIStream, OpenAIWhole
+from lmi.apis.openai.log_probs import log_prob_fields
 from lmi.apis.openai.parts.answer_parts import AnswerParts
 from lmi.apis.openai.parts.buffer import AnswerPart, Arguments, Text, Thought, ToolCall
-from lmi.types import AnswerEnd, Delta, WaitStatus
+from lmi.types import Delta
 
 
 class ChatWhole(OpenAIWhole):
@@ -38,9 +34,9 @@ class ChatWhole(OpenAIWhole):
 
     def _choice(self, number: int, whole: Delta) -> dict[str, Any]:
         assert whole.finish_reason is not None
-        reading = AnswerParts.of(self._format, whole.prompt)
-        parts = reading.feed(text_of(whole.tokens), whole.finish_reason)
-        is_silent = self._format.is_forced or reading.has_lost_markup
+        answer_parts = AnswerParts.of(self._format, whole.prompt)
+        parts = answer_parts.feed(text_of(whole.tokens), whole.finish_reason)
+        is_silent = self._format.is_forced or answer_parts.has_lost_markup
         message = whole_message(parts, is_silent=is_silent)
 
         log_probs = None
@@ -56,7 +52,7 @@ class ChatWhole(OpenAIWhole):
         }
 
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return super()._object(choices) | self._of_prompt(self._last_by_index[0])
+        return super()._object(choices) | self._prompt_fields(self._last_by_index[0])
 
 
 class ChatStream(OpenAIStream):
@@ -67,6 +63,7 @@ class ChatStream(OpenAIStream):
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
+        # Of each choice, by index.
         self._parts_by_index: dict[int, AnswerParts] = {}
         self._num_calls_by_index = Counter[int]()
         self._indexes_with_text: set[int] = set()
@@ -83,7 +80,8 @@ class ChatStream(OpenAIStream):
         empty = self._empty_content(index, parts)
         tokens = self._shown(delta) if self._format.has_log_probs else []
 
-        # The text may be held back, but what belongs to its tokens is not.
+        # A text may be held back, since a call may begin in it. The log-probs and ids of its tokens
+        # are sent all the same.
         if not choices and end is None and (tokens or self._format.has_token_ids):
             choices.append(choice(index, {"content": empty}))
 
@@ -104,16 +102,20 @@ class ChatStream(OpenAIStream):
         return choices
 
     def _empty_content(self, index: int, parts: Iterable[AnswerPart]) -> str | None:
-        """Return the content of a delta that has no text: null while the answer may be
-        calls alone.
+        """Return the content of a delta without text: null while the answer may consist of calls
+        alone.
         """
         if any(isinstance(part, Text) for part in parts):
             self._indexes_with_text.add(index)
 
         may_call = self._format.is_forced or self._format.tool_calls is not None
-        return None if may_call and index not in self._indexes_with_text else ""
+        if may_call and index not in self._indexes_with_text:
+            return None
+
+        return ""
 
     def _fields(self, index: int, part: AnswerPart) -> dict[str, Any]:
+        """Return what a part adds to the message of a choice."""
         if isinstance(part, Text):
             return {"content": part.text}
 
@@ -126,7 +128,8 @@ class ChatStream(OpenAIStream):
         else:
             call = {"function": {"arguments": part.text}}
 
-        return {"tool_calls": [{"index": self._num_calls_by_index[index] - 1, **call}]}
+        number = self._num_calls_by_index[index] - 1
+        return {"tool_calls": [{"index": number, **call}]}
 
     def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
         """Return the record of a choice. The prompt's ids stand beside the choices, as in vLLM."""
@@ -147,10 +150,8 @@ def choice(index: int, fields: dict[str, Any], finish_reason: str | None = None)
 
 
 def whole_message(parts: Iterable[AnswerPart], *, is_silent: bool = False) -> dict[str, Any]:
-    """Return the message of a whole answer.
-
-    Without text its content is null if there are calls or thoughts, or if the answer `is_silent`:
-    cut before its call.
+    """Return the message of a whole answer. Its content is null where it has no text, but calls or
+    thoughts, or where it `is_silent`: it was cut before the call that it should be.
     """
     text = ""
     thoughts = ""
@@ -188,89 +189,3 @@ def new_call(name: str) -> dict[str, Any]:
     """Return a call of a function, whose arguments follow."""
     function = {"name": name, "arguments": ""}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
-
-
-class BlockStream(OpenAIFormatter):
-    """Writes the events. A whole answer is made as a stream is, without them."""
-
-    media_type = SSE
-    is_streaming = True
-    begins_early = True
-    block_types: ClassVar[Mapping[type[AnswerPart], str]]
-
-    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
-        super().__init__(parsed)
-        self._parts: AnswerParts | None = None
-        self._has_begun = False
-        # The status before the first Delta.
-        self._status = WaitStatus()
-        # The block that is open, and its texts.
-        self._block: dict[str, Any] = {}
-        self._texts: list[str] = []
-
-    def feed(self, delta: Delta) -> list[bytes]:
-        self._count(delta)
-        records: list[bytes] = []
-        if self._parts is None:
-            self._parts = AnswerParts.of(self._format, delta.prompt)
-            records += self._begin_once()
-
-        for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason):
-            is_other_kind = self._block.get("type") != self.block_types[type(part)]
-            if isinstance(part, ToolCall) or is_other_kind:
-                records += [*self._close(), *self._open(part)]
-                self._texts = []
-
-            if not isinstance(part, ToolCall):
-                self._texts.append(part.text)
-                records.append(self._grow(part))
-
-        if delta.finish_reason is None:
-            return records if self.is_streaming else []
-
-        ending, whole = self._end(delta, delta.finish_reason)
-        return [*records, *ending] if self.is_streaming else [dumps(whole)]
-
-    def waiting(self, status: WaitStatus, waited_s: float) -> list[bytes]:
-        self._status = status
-        beginning = self._begin_once()
-        return [*beginning, self._wait(waiting_fields(status, waited_s))]
-
-    def _begin_once(self) -> list[bytes]:
-        if self._has_begun:
-            return []
-
-        self._has_begun = True
-        return self._begin()
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        return named_event(kind, {"type": kind, **fields}) if self.is_streaming else b""
-
-    @abstractmethod
-    def _begin(self) -> list[bytes]:
-        """Return the events of an answer without blocks."""
-
-    @abstractmethod
-    def _wait(self, fields: dict[str, Any]) -> bytes:
-        """Return the event that clients take for progress, with further `fields`, while there is no
-        token.
-        """
-
-    @abstractmethod
-    def _open(self, part: AnswerPart) -> list[bytes]: ...
-
-    @abstractmethod
-    def _grow(self, part: Text | Thought | Arguments) -> bytes: ...
-
-    @abstractmethod
-    def _close(self) -> list[bytes]:
-        """End the block that is open, if there is one."""
-
-    @abstractmethod
-    def _end(self, delta: Delta, reason: AnswerEnd) -> tuple[list[bytes], dict[str, Any]]:
-        """Return the last events, and the whole answer."""
-
-
-def named_event(name: str, fields: Mapping[str, object]) -> bytes:
-    """Return a server-sent event with a name."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), one_line(dumps(fields)))

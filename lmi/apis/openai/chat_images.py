@@ -15,7 +15,7 @@ BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"RIFF")
 FETCHES_NOTHING = (
     "this server fetches no image: send the file itself in base64 (data:image/png;base64,…)"
 )
-# So many characters of a URL stand in errors.
+# An error shows so many characters of a URL.
 MAX_SHOWN = 100
 read_media_type = choice(MEDIA_TYPES)
 
@@ -72,7 +72,7 @@ def _image_bytes(name: str, data: str) -> bytes:
     try:
         file = binascii.a2b_base64(data, strict_mode=True)
     except ValueError as error:
-        # Text that is not ASCII raises one too.
+        # A text that is not ASCII raises ValueError too.
         raise InvalidParameter(name, f"base64 ({error})", data[-MAX_SHOWN:]) from None
 
     if not file.startswith(BEGINNINGS):

@@ -14,7 +14,7 @@ from lmi.apis.openai.chat_content import content
 from lmi.errors import InvalidParameter
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-# A template writes a role beside its marks, so a role can spell none of them.
+# A template writes a role beside its marks, so a role has no character that marks are made of.
 OTHER_ROLE = re.compile("[A-Za-z0-9_.-]{1,64}")
 ROLE_RULE = (
     f"one of {', '.join(ROLES)}, or the chat template's own, of 1 to 64 letters, digits, _ . and -"
@@ -31,8 +31,8 @@ def messages_by_place(values: ParameterValues) -> list[tuple[str, object]]:
 
 
 def read_message(name: str, value: object) -> dict[str, Any]:
-    """Return a message as templates expect it. What is empty is left out, as clients dump whole
-    objects, and templates ask only whether a message has a field.
+    """Return a message as templates expect it. Empty fields are left out: clients send whole
+    objects with them, and templates ask only whether a message has a field.
     """
     fields = an_object(name, value)
     role = _read_role(f"{name}.role", fields.get("role"))
@@ -64,29 +64,31 @@ def read_message(name: str, value: object) -> dict[str, Any]:
 
 
 def _read_role(name: str, value: object) -> str:
-    """Read a role: one that every model has, or one of the template's own, which refuses those that
-    it does not know.
+    """Read a role: one that every model has, or one of the template's own. The template refuses
+    those that it does not know.
     """
-    if not isinstance(value, str) or not (value in ROLES or OTHER_ROLE.fullmatch(value)):
-        raise InvalidParameter(name, ROLE_RULE, value)
+    if isinstance(value, str) and (value in ROLES or OTHER_ROLE.fullmatch(value)):
+        return value
 
-    return value
+    raise InvalidParameter(name, ROLE_RULE, value)
 
 
 def _past_thought(name: str, fields: Mapping[str, object]) -> str:
-    """Return the thoughts of an earlier answer, which stand under either name, or under both if all
-    are given back.
+    """Return the thoughts of an earlier answer, or "". They have two names, of which a client may
+    send back either or both.
     """
-    thoughts = []
+    thoughts = ""
     for key in ("reasoning", "reasoning_content"):
         if fields.get(key) is not None:
-            thoughts.append(str(text(f"{name}.{key}", fields[key])))
+            thoughts_under_key = str(text(f"{name}.{key}", fields[key]))
+            if not thoughts:
+                thoughts = thoughts_under_key
 
-    return next(filter(None, thoughts), "")
+    return thoughts
 
 
 def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
-    """Read the calls of an earlier answer. The wire has their arguments as text, but templates
+    """Read the calls of an earlier answer. Clients send their arguments as texts, but templates
     expect objects.
     """
     if not isinstance(value, list):
@@ -108,9 +110,8 @@ def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
 
 
 def parsed_arguments(arguments: str) -> Any:
-    """Return the arguments as an object if templates can walk through it, else as they are.
-
-    They cannot where it is no JSON, or nested too deeply to be written in a message or an answer.
+    """Return the arguments as an object, or as they are if that is not possible: if they are no
+    object in JSON, or one that is nested too deeply to be written again inside a message.
     """
     try:
         value = orjson.loads(arguments or "{}")

@@ -65,7 +65,7 @@ CANNOT_CHAT = CANNOT | {
     "chat_template": "the server has its own (option.chat_template)",
     "documents": "templates are given messages and tools alone",
 }
-# These have no effect where an API has no thoughts.
+# These have no effect where an API has no thoughts, but have one here.
 OF_THOUGHTS = ("include_reasoning", "separate_reasoning")
 SILENT = [name for name in WITHOUT_EFFECT if name not in OF_THOUGHTS]
 CHAT = ParameterTable(
@@ -96,7 +96,7 @@ CHAT = ParameterTable(
         ),
         Parameter("parallel_tool_calls", boolean, "Whether an answer may have several calls."),
         Parameter("reasoning_effort", text, "A variable of the chat template."),
-        # This and `enable_thinking` are how other servers and clients say it.
+        # Other servers and clients have this name, or `enable_thinking`.
         Parameter("thinking", read_thinking, "Whether the chat template lets the model think."),
         # These are vLLM's.
         Parameter(
@@ -140,15 +140,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     schema.check_stream_options(values, ignored)
     values["max_new_tokens"] = values.pop("max_completion_tokens", values["max_new_tokens"])
 
-    CHAT.check_together(values)
-    if values.get("top_logprobs") and not values.get("logprobs"):
-        rule = "given together with logprobs true"
-        raise InvalidParameter("top_logprobs", rule, values["top_logprobs"])
-
-    if values.get("continue_final_message") and values.get("add_generation_prompt"):
-        rule = "false beside add_generation_prompt true"
-        raise InvalidParameter("continue_final_message", rule, True)
-
+    _check_together(values)
     schema.forget_unused(values, CHAT, message.format, ignored)
     fill_in(values, CHAT, message)
 
@@ -159,9 +151,21 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     return chat_request(values, message.format, messages, tools, choice, guide, ignored)
 
 
+def _check_together(values: ParameterValues) -> None:
+    """Raise InvalidParameter for fields that contradict each other."""
+    CHAT.check_together(values)
+    if values.get("top_logprobs") and not values.get("logprobs"):
+        rule = "given together with logprobs true"
+        raise InvalidParameter("top_logprobs", rule, values["top_logprobs"])
+
+    if values.get("continue_final_message") and values.get("add_generation_prompt"):
+        rule = "false beside add_generation_prompt true"
+        raise InvalidParameter("continue_final_message", rule, True)
+
+
 def fill_in(values: dict[str, Any], table: ParameterTable, message: Message[OpenAIFormat]) -> None:
-    """Set in `values` the model's defaults where the request is silent: of sampling, and of the
-    answer's length.
+    """Set in `values` the model's defaults of sampling and of the answer's length, where the client
+    has written nothing.
     """
     schema.fill_in(values, table, message)
     if values["max_new_tokens"] is None:
@@ -178,10 +182,8 @@ def chat_request(
     ignored: Sequence[str],
     deferred: Container[str] = (),
 ) -> Parsed[OpenAIFormat]:
-    """Return the request of checked fields, messages and tools, which are in the form that
-    templates expect.
-
-    The template does not get the tools that are `deferred`.
+    """Return the request of a chat, from checked fields. Messages and tools are in the form that
+    templates expect. The template does not get the `deferred` tools, named here.
     """
     format = replace(
         schema.format_of(values, format),
@@ -198,7 +200,7 @@ def chat_request(
         params = call_guide(choice, tools, values.get("parallel_tool_calls", True))
         guide = AskedGuide(params, "tool_choice")
 
-    # A guide holds from the first token on, so the answer begins with no thought.
+    # A guide holds from the first token on, so the answer cannot begin with a thought.
     if guide.params is not None:
         format = replace(format, reasoning=None)
 
@@ -224,17 +226,20 @@ def chat_request(
 
 
 def _reasoning(values: ParameterValues, format: OpenAIFormat) -> str | None:
-    """Return the form of thoughts that are told apart from the text, None if they stay in it."""
+    """Return the form of thoughts that are told apart from the text, or None if they stay in it."""
     if format.tool_calls == HARMONY:
         return HARMONY
 
-    return format.reasoning if values.get("separate_reasoning", True) else None
+    if not values.get("separate_reasoning", True):
+        return None
+
+    return format.reasoning
 
 
 def _tools_of_template(
     tools: Tools, choice: ToolChoice, deferred: Container[str]
 ) -> list[dict[str, Any]] | None:
-    """Return the tools that the template describes, None for no tools at all."""
+    """Return the tools that the template describes, or None if the model may call none."""
     if choice.mode == "none":
         return None
 
@@ -246,7 +251,7 @@ def _chat(
     messages: Sequence[Mapping[str, Any]],
     tools: list[dict[str, Any]] | None,
 ) -> Chat:
-    """Return what the template is given: messages, tools, and the variables that fields set."""
+    """Return what the template gets: messages, tools, and the variables that fields set."""
     variables = {}
     if "reasoning_effort" in values:
         variables["reasoning_effort"] = values["reasoning_effort"]

@@ -1,4 +1,4 @@
-"""Measures the texts and images of a chat before it is decoded. All else must be small."""
+"""Checks the size of a chat before it is decoded: only its texts and images may be large."""
 
 from functools import partial
 
@@ -33,32 +33,36 @@ class _Outline(msgspec.Struct):
 def _num_bytes_of_texts(body: bytes) -> int:
     """Return how many bytes of a body are texts and images of its messages."""
     outline = msgspec.json.decode(body, type=_Outline)
-    texts = [
+    contents = [
         outline.system,
         outline.instructions,
         outline.input,
     ]
     for message in outline.messages:
-        texts.append(message.content)
+        contents.append(message.content)
 
-    return sum(_num_bytes_of_content(bytes(text)) for text in texts)
+    return sum(_num_bytes_of_content(bytes(content)) for content in contents)
 
 
 def _num_bytes_of_content(content: bytes, max_levels: int = 3) -> int:
-    """Return the length of a text, or of the texts and images in a list of parts."""
-    if content[:1] == b'"':
+    """Return the length of a text, or of the texts and images in a part or a list of parts. The
+    JSON of parts is read `max_levels` deep.
+    """
+    first_byte = content[:1]
+    if first_byte == b'"':
         return len(content)
 
-    if content[:1] not in (b"[", b"{") or not max_levels:
+    if first_byte not in (b"[", b"{") or not max_levels:
         return 0
 
-    if content[:1] == b"{":
-        content = b"[%b]" % content
+    parts = content
+    if first_byte == b"{":
+        parts = b"[%b]" % content
 
     num_bytes = 0
-    for part in msgspec.json.decode(content, type=list[_Part]):
-        for inner in msgspec.structs.astuple(part):
-            num_bytes += _num_bytes_of_content(bytes(inner), max_levels - 1)
+    for part in msgspec.json.decode(parts, type=list[_Part]):
+        for part_field in msgspec.structs.astuple(part):
+            num_bytes += _num_bytes_of_content(bytes(part_field), max_levels - 1)
 
     return num_bytes
 

@@ -1,4 +1,4 @@
-"""OpenAI's API in /openapi.json: what requests and answers hold beyond the tables of parameters."""
+"""OpenAI's API in /openapi.json: the schemas of its requests and answers, and its routes."""
 
 from collections.abc import Mapping
 
@@ -98,8 +98,8 @@ USAGE_OF_CHUNK = answer_object(
     {**NUMBERS_OF_TOKENS, "prompt_tokens_details": CACHED_TOKENS},
     optional=("prompt_tokens_details",),
 )
-# What an answer tells of its prompt, if the client asks for it.
-PROMPT_TOLD: Fields = {
+# What an answer says of its prompt, if the client asks for it.
+PROMPT_FIELDS: Fields = {
     "prompt_token_ids": or_null([int]),
     "prompt_logprobs": or_null([dict | None]),
 }
@@ -157,13 +157,13 @@ def _answer(kind: str, of_choice: Fields, *, is_chat: bool, is_chunk: bool = Fal
     optional_of_choice: tuple[str, ...] = ()
 
     # A chunk leaves out what nobody asked for, where a whole answer has null. Only the last chunk
-    # has a reason, and the usage.
+    # has a finish_reason and the usage.
     if is_chunk:
         finish_reason = or_null(FINISH_REASONS)
         usage = or_null(USAGE_OF_CHUNK)
         waiting = WAITING
-        optional = ("usage", *WAITING, *PROMPT_TOLD)
-        optional_of_choice = ("token_ids", *PROMPT_TOLD)
+        optional = ("usage", *WAITING, *PROMPT_FIELDS)
+        optional_of_choice = ("token_ids", *PROMPT_FIELDS)
 
     answer = {**HEAD_OF_ANSWER, **waiting}
     choice = {
@@ -173,11 +173,11 @@ def _answer(kind: str, of_choice: Fields, *, is_chat: bool, is_chunk: bool = Fal
         "finish_reason": finish_reason,
     }
 
-    # A completion may have several prompts, so each of its choices tells of its prompt.
+    # A completion may have several prompts, so each of its choices says what its prompt is.
     if is_chat:
-        answer |= PROMPT_TOLD
+        answer |= PROMPT_FIELDS
     else:
-        choice |= PROMPT_TOLD
+        choice |= PROMPT_FIELDS
 
     return answer_object(
         {
@@ -251,7 +251,7 @@ CAUSES_OF_TOKENS = (
 
 
 def describe(config: Config) -> ApiDescription:
-    """Describe the routes of chats, completions, tokens and models."""
+    """Describe the API and its routes."""
     about = "OpenAI's API. A stream ends with `[DONE]`." + about_defaults(config.model)
     rules = [OPENAI_CHAT.errors]
     api = ApiDescription("OpenAI", about, config.model, SCHEMAS, content("OpenAIError"), rules)
@@ -262,6 +262,13 @@ def describe(config: Config) -> ApiDescription:
         chunks = content(either(f"{kind}Chunk", "OpenAIError"), SSE, end="[DONE]")
         api.infer(path, summary, content(kind) | chunks, f"{kind}Request")
 
+    _add_tokens(api)
+    _add_models(api)
+    return api
+
+
+def _add_tokens(api: ApiDescription) -> None:
+    """Describe the routes between text and token ids."""
     api.add(
         "post",
         "/tokenize",
@@ -278,6 +285,10 @@ def describe(config: Config) -> ApiDescription:
         CAUSES_OF_TOKENS,
         body="OpenAIToText",
     )
+
+
+def _add_models(api: ApiDescription) -> None:
+    """Describe the routes of models, which clients of Anthropic's API ask too."""
     openai_models = answer_object({"object": {"const": "list"}, "data": ["OpenAIModel"]})
     anthropic_models = answer_object(
         {
@@ -291,4 +302,3 @@ def describe(config: Config) -> ApiDescription:
     api.add("get", "/v1/models", "The model and its names", models)
     model = content(either("OpenAIModel", "AnthropicModel"))
     api.add("get", "/v1/models/{model}", "The model by a name of its", model)
-    return api

@@ -1,10 +1,10 @@
-"""Fields of OpenAI-like bodies that are no parameters here, each with what becomes of it: a field
-is a row.
+"""Fields of OpenAI-like bodies that are no parameters here. A field is a row of one of two tables.
 
-A field that binds the prompt or the answer is refused, unless its value asks for nothing; one that
-changes no answer of this server is left out without a word. Names that stand in neither table are
-left out too, with a line in the log. Sources: the request classes of vLLM, SGLang and llama-server,
-and the types of OpenAI's client.
+A field of `CANNOT` would change the prompt or the answer, so it is refused, unless its value asks
+for nothing. One of `WITHOUT_EFFECT` changes no answer of this server, and is ignored silently.
+Names that are in neither table are ignored too, with a line in the log.
+
+Sources: the request classes of vLLM, SGLang and llama-server, and the types of OpenAI's client.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,6 +17,7 @@ NO_CHOICE = "this way to choose tokens is not here"
 TELLS_NO_MORE = "an answer tells tokens and their log-probs alone"
 AS_THE_MODEL_SAYS = "images are read as the model's own settings say"
 
+# Why a field is refused.
 CANNOT: dict[str, str] = {
     "allowed_token_ids": "engines take no such list",
     "custom_logit_processor": NO_CODE,
@@ -48,8 +49,8 @@ CANNOT: dict[str, str] = {
     "watermarking": "answers bear no mark",
     "xtc_probability": NO_CHOICE,
 }
+# The values of most fields that ask for nothing, and those of the other fields.
 NOTHING: tuple[object, ...] = (False, [], {}, "")
-# The values that ask for nothing, where they are not those of NOTHING.
 ASKS_NOTHING: dict[str, tuple[object, ...]] = {
     "dry_multiplier": (0, 0.0),
     "dynatemp_range": (0, 0.0),

@@ -36,7 +36,7 @@ DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 128
 MAX_PROMPT_IDS = 1 << 20
 MAX_LOG_PROBS = 20
-# The examples of huggingface_hub and TGI send these where only the URL names the model.
+# Names that the examples of huggingface_hub and TGI send as the model, which only the URL names.
 UNNAMED = ("dummy", "tgi")
 # The forms that a stream can have.
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
@@ -47,7 +47,9 @@ check_prompts = partial(readers.check_values, max_texts=MAX_PROMPTS)
 
 @takes({"type": ["integer", "boolean"], "minimum": 0, "maximum": MAX_LOG_PROBS})
 def read_logprobs(name: str, value: object) -> int | None:
-    """Read a number. Some clients send true or false, as for chat; false asks for none."""
+    """Read a number, or true or false, which some clients send as to a chat: false asks for
+    none.
+    """
     if isinstance(value, bool):
         return 1 if value else None
 
@@ -88,13 +90,13 @@ def read(
     check: Callable[[bytes], None] = check_prompts,
     stream_format: OutputFormat | None = None,
 ) -> Message[OpenAIFormat]:
-    """Read a body that passes the `check` of its size.
+    """Read a body that passes the `check` of its size. Raises MalformedRequest.
 
-    LMI's own field `adapters` may stand beside the fields of any API of this format, and counts
-    before `model`.
+    LMI's own field `adapters` may stand beside the fields of any API of this format. It counts, and
+    not `model`, where both name an adapter.
 
-    With `stream_format` None a stream is server-sent events. Else its format is that of
-    `output_formatter`, else that of the server's settings, else `stream_format`.
+    A stream is server-sent events if `stream_format` is None. Else `output_formatter` says its
+    format: that of the body, or else that of the server. Where neither does, it is `stream_format`.
     """
     check(body)
     fields = readers.read_object(body)
@@ -125,14 +127,16 @@ def read(
 def _format_of_stream(
     fields: Mapping[str, object], model: ModelConfig, stream_format: OutputFormat | None
 ) -> OutputFormat:
-    """Return the format that `read` describes. Only the formats in STREAMS count."""
+    """Return the format of a stream as `read` describes it. An `output_formatter` that no stream
+    has does not count.
+    """
     if stream_format is None:
         return OutputFormat.SSE
 
-    for name in (fields.get("output_formatter"), model.output_formatter):
-        for form in STREAMS:
-            if form == name:
-                return form
+    for formatter in (fields.get("output_formatter"), model.output_formatter):
+        for format_of_stream in STREAMS:
+            if format_of_stream == formatter:
+                return format_of_stream
 
     return stream_format
 
@@ -159,25 +163,29 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
 
     field_names = guide.field_names
     num_top = values.get("logprobs", 0)
+    # The prompt stands in the answer, so its tokens have log-probs too.
     if values.get("return_full_text") and format.has_log_probs:
         if format.num_prompt_log_probs is None:
             field_names["num_prompt_log_probs"] = "logprobs"
 
         values["num_prompt_log_probs"] = max(num_top, format.num_prompt_log_probs or 0)
 
+    has_spare_sequences = values.get("best_of", 1) > format.num_choices
     format = replace(format, field_names=field_names)
     request = openai_request(
         values,
         format,
         max_new_tokens=max(1, values.get("max_new_tokens", DEFAULT_MAX_TOKENS)),
         num_top_log_probs=num_top or None,
-        needs_log_probs=format.has_log_probs or values.get("best_of", 1) > format.num_choices,
+        needs_log_probs=format.has_log_probs or has_spare_sequences,
         guided_decoding=guide.params,
     )
-    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, ignored)
+    requests = tuple(replace(request, **prompt) for prompt in prompts)
+    return Parsed(requests, format, ignored)
 
 
 def _check_together(values: ParameterValues) -> None:
+    """Raise InvalidParameter or Unsupported for fields that contradict each other."""
     COMPLETION.check_together(values)
     is_search = values.get("use_beam_search", False)
     has_spare_sequences = values.get("best_of", 1) > values.get("n", 1)
@@ -191,8 +199,8 @@ def _check_together(values: ParameterValues) -> None:
 
 
 def check_stream_options(values: ParameterValues, ignored: list[str]) -> None:
-    """Refuse options of a stream where the answer is not streamed, as OpenAI and vLLM do. Adds a
-    line for each unknown name in them.
+    """Refuse `stream_options` where the answer is not streamed, as OpenAI and vLLM do. Adds a line
+    to `ignored` for each unknown name in them.
     """
     options = values.get("stream_options")
     if not options:
@@ -205,16 +213,17 @@ def check_stream_options(values: ParameterValues, ignored: list[str]) -> None:
 
 
 def format_of(values: ParameterValues, format: OpenAIFormat) -> OpenAIFormat:
-    """Return the format with those of its fields that completions and chats read alike."""
+    """Return the format with the fields that completions and chats have in common."""
     if values.get("stream") and "num_prompt_log_probs" in values:
         raise Unsupported("prompt_logprobs", "a stream has no place for them")
 
     options = values.get("stream_options", {})
     has_usage = _is_set(options, "include_usage")
+    has_running_usage = _is_set(options, "continuous_usage_stats")
     return replace(
         format,
         has_usage=has_usage,
-        has_running_usage=_is_set(options, "continuous_usage_stats") and has_usage,
+        has_running_usage=has_running_usage and has_usage,
         has_token_ids=values.get("return_token_ids", False),
         num_prompt_log_probs=values.get("num_prompt_log_probs"),
         names_tokens_by_id=values.get("return_tokens_as_token_ids", False),
@@ -223,12 +232,16 @@ def format_of(values: ParameterValues, format: OpenAIFormat) -> OpenAIFormat:
 
 
 def _is_set(options: Mapping[str, object], name: str) -> bool:
+    """Return whether an option of a stream is true. Raises InvalidParameter if it is no bool."""
     return bool(boolean(f"stream_options.{name}", options.get(name) or False))
 
 
 def prompts_of(name: str, value: object, max_prompts: int) -> list[dict[str, Any]]:
-    """Read a text, token ids, or a list of these. Returns the fields of each prompt's request."""
+    """Read a text, token ids, or a list of these. Returns the fields that each prompt sets in its
+    request.
+    """
     if not isinstance(value, list) or all(isinstance(token_id, int | float) for token_id in value):
+        # It is one prompt, or nothing that can be read.
         return [_prompt(name, value, "a non-empty string, a list of token ids, or a list of such")]
 
     if len(value) > max_prompts:
@@ -251,18 +264,18 @@ def _prompt(name: str, value: object, rule: str) -> dict[str, Any]:
 def forget_unused(
     values: dict[str, Any], table: ParameterTable, format: OpenAIFormat, ignored: list[str]
 ) -> None:
-    """Read the fields of a beam search, and drop those without effect beside it or without it."""
+    """Read the fields of a beam search, and drop what has no effect: beside a beam search, or
+    because there is none.
+    """
     read_search(table, values, is_streamed=format.is_streamed)
     table.drop(values, table.without_effect(values, is_greedy=False), ignored)
 
 
 def fill_in(values: dict[str, Any], table: ParameterTable, message: Message[OpenAIFormat]) -> None:
-    """Set in `values` the model's defaults of sampling that have an effect where the request is
-    silent.
+    """Set in `values` the model's defaults of sampling, where the client has written nothing.
 
-    What the client wrote counts, also a value that means "off" and so is not in `values`. A beam
-    search has no defaults, as with vLLM: nothing samples in it, and some engines refuse penalties
-    there.
+    A value that means "off" was written too, although it is not in `values`. A beam search has no
+    defaults, as in vLLM: nothing is sampled in it, and some engines refuse penalties there.
     """
     if "beam_width" in values:
         return
@@ -270,8 +283,8 @@ def fill_in(values: dict[str, Any], table: ParameterTable, message: Message[Open
     names_of_client = table.written(message.fields) | values.keys()
     defaults = {}
     for name, value in message.generation_defaults.values.items():
-        is_open = name in SAMPLING_FIELDS and name not in names_of_client
-        if is_open and value not in ROWS[name].off:
+        may_be_set = name in SAMPLING_FIELDS and name not in names_of_client
+        if may_be_set and value not in ROWS[name].off:
             defaults[name] = value
 
     values.update(defaults)
@@ -281,11 +294,11 @@ def fill_in(values: dict[str, Any], table: ParameterTable, message: Message[Open
 def openai_request(
     values: ParameterValues, format: OpenAIFormat, **api_fields: Any
 ) -> GenerationRequest:
-    """Build a request from the fields that both schemas share. What greedy decoding cannot use is
-    left out silently.
+    """Build a request from the fields that completions and chats share, and `api_fields`. Fields
+    that have no effect on greedy decoding are left out silently.
     """
-    is_zero = values.get("temperature") == 0 or values.get("top_p") == 0
-    is_greedy = "beam_width" not in values and is_zero
+    has_no_choice = values.get("temperature") == 0 or values.get("top_p") == 0
+    is_greedy = has_no_choice and "beam_width" not in values
     if is_greedy:
         values = {name: value for name, value in values.items() if name not in SAMPLING}
 

@@ -16,7 +16,7 @@ from lmi.executor import DEFAULT_PRIORITY
 from lmi.types import OutputFormat
 
 MAX_TEMPERATURE = 2.0
-# What a bias adds to a logit lies between this and its negative.
+# The most that a bias adds to a logit, or takes from it.
 MAX_BIAS = 100.0
 # The most digits of a token id that is the key of an object.
 MAX_ID_DIGITS = 9

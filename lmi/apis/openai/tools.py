@@ -1,5 +1,5 @@
-"""The tools of a chat: functions that the model may call, which of them it must, and the guide of a
-forced call.
+"""The tools of a chat: the functions that the model may call, the one that it must call, and the
+guide of such a call.
 """
 
 from collections.abc import Mapping
@@ -51,10 +51,10 @@ def nested_tools(value: object) -> Tools:
 
 
 def flat_tools(value: object, kind: str, schema: str, ignored: list[str] | None = None) -> Tools:
-    """Read tools that are their functions, with a JSON schema of the parameters in the field
-    `schema`.
+    """Read tools of other APIs, which have the fields of their function themselves: name,
+    description, and in the field `schema` the JSON schema of the parameters.
 
-    Those of another kind are left out with a line in `ignored`, or refused if that is None.
+    Tools of another `kind` are left out with a line in `ignored`, or refused if that is None.
     """
     tools: Tools = {}
     for place, tool in _tools_by_place(value):
@@ -65,18 +65,19 @@ def flat_tools(value: object, kind: str, schema: str, ignored: list[str] | None 
             ignored.append(f"{place}: no effect, {ONLY_TOOLS}")
             continue
 
-        function = {
+        fields = {
             "name": tool.get("name"),
             "description": tool.get("description"),
             "parameters": tool.get(schema),
         }
-        function = {name: field for name, field in function.items() if field is not None}
+        function = {name: value for name, value in fields.items() if value is not None}
         _add(tools, place, tool, schema, {"type": "function", "function": function})
 
     return tools
 
 
 def _tools_by_place(value: object) -> list[tuple[str, dict[str, Any]]]:
+    """Return each tool with its place in the request."""
     if value is None:
         return []
 
@@ -89,6 +90,9 @@ def _tools_by_place(value: object) -> list[tuple[str, dict[str, Any]]]:
 def _add(
     tools: Tools, place: str, function: Mapping[str, Any], schema: str, tool: dict[str, Any]
 ) -> None:
+    """Check a tool and add it to `tools`. Its `function`, at this place of the request, has the
+    parameters in the field `schema`. Raises InvalidParameter.
+    """
     name = text(f"{place}.name", function.get("name"))
     if not name or name in tools:
         raise InvalidParameter(f"{place}.name", "a name of its own", name)
@@ -101,10 +105,10 @@ def _add(
 
 
 def tool_choice(value: object, tools: Tools, *, is_flat: bool = False) -> ToolChoice:
-    """Read `auto`, `none`, `required` or a function's name, which an object may hold.
+    """Read which tool is called: `auto`, `none`, `required`, or a function's name.
 
-    The object has the name inside `function`, unless it `is_flat`. A bare name is TGI's, and
-    huggingface_hub's.
+    The name is bare, as TGI and huggingface_hub send it, or in an object: inside its field
+    `function`, unless it `is_flat`.
     """
     if value is None or value in MODES:
         return mode_choice(str(value or "auto"), tools)
@@ -126,7 +130,7 @@ def tool_choice(value: object, tools: Tools, *, is_flat: bool = False) -> ToolCh
 
 
 def mode_choice(mode: str, tools: Tools) -> ToolChoice:
-    """Return the choice of a mode, which is none without tools. Raises InvalidParameter."""
+    """Return the choice of a mode. Without tools it is none. Raises InvalidParameter."""
     if mode == "required" and not tools:
         raise InvalidParameter("tool_choice", "given together with tools", mode)
 
@@ -142,8 +146,8 @@ def function_choice(place: str, name: object, tools: Tools) -> ToolChoice:
 
 
 def tool_call_form(choice: ToolChoice, parser: str | None) -> str | None:
-    """Return the form of calls in the text, None if it has none. `parser` is the
-    server's setting.
+    """Return the form of calls in the text of an answer, or None if it has none. `parser` is
+    `option.tool_call_parser`. Raises Unsupported if the form is not known.
     """
     if choice.mode == "none" or choice.is_forced:
         return None
@@ -159,8 +163,8 @@ def tool_call_form(choice: ToolChoice, parser: str | None) -> str | None:
 
 
 def call_guide(choice: ToolChoice, tools: Tools, is_parallel: bool) -> GuidedDecodingParams:
-    """Return a guide for the arguments of a named function, or for a list of calls (one call unless
-    parallel).
+    """Return the guide of an answer that must call: for the arguments of the named function, else
+    for a list of calls, which has one call unless several are allowed (`is_parallel`).
     """
     if choice.function is not None:
         return json_schema("tools", _parameters(tools[choice.function]))
@@ -178,15 +182,15 @@ def call_guide(choice: ToolChoice, tools: Tools, is_parallel: bool) -> GuidedDec
 
 
 def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of one function's call. Its definitions move to the root, where references
-    look for them.
+    """Return the schema of one function's call. The definitions of its parameters are added to
+    `definitions`, which stand at the root, where references look for them.
     """
     parameters = dict(checked_references("tools.parameters", dict(_parameters(tool))))
-    # Below the root, the definitions would be looked for beside the $id.
+    # References would be resolved against it, and not against the root.
     parameters.pop("$id", None)
 
-    own_definitions = an_object("tools.parameters.$defs", parameters.pop("$defs", {}))
-    for key, definition in own_definitions.items():
+    definitions_of_tool = an_object("tools.parameters.$defs", parameters.pop("$defs", {}))
+    for key, definition in definitions_of_tool.items():
         if definitions.setdefault(key, definition) != definition:
             raise InvalidParameter("tools", "without two definitions of one name", key)
 

@@ -10,9 +10,9 @@ from typing import Any
 from lmi.apis.base.api import JSON
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
-from lmi.apis.openai.chat_formatter import BlockStream
+from lmi.apis.openai.block_formatter import BlockStream
 from lmi.apis.openai.chat_messages import parsed_arguments
-from lmi.apis.openai.formatter import log_prob_fields
+from lmi.apis.openai.log_probs import log_prob_fields
 from lmi.apis.openai.parts.buffer import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.responses.log_probs import TextLogProbs
 from lmi.apis.responses.schema import ResponseState

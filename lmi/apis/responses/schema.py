@@ -25,8 +25,8 @@ from lmi.apis.base.readers import (
 )
 from lmi.apis.guides.fields import AskedGuide, asked_guide, guide_of_format
 from lmi.apis.openai.answer_format import OpenAIFormat
+from lmi.apis.openai.block_formatter import named_event
 from lmi.apis.openai.chat_content import content
-from lmi.apis.openai.chat_formatter import named_event
 from lmi.apis.openai.chat_messages import parsed_arguments
 from lmi.apis.openai.chat_schema import CHAT, chat_request, fill_in
 from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
