@@ -35,7 +35,7 @@ LAYERS = (
     {"lmi.client", "lmi.gateway", "lmi.pipeline"},
     {"lmi.supervisor"},
     {"lmi.server"},
-    {"lmi.flags", "lmi.model_commands"},
+    {"lmi.embedded", "lmi.flags", "lmi.model_commands"},
     {"lmi.commands"},
     {"lmi.cli"},
     {"lmi.__main__"},

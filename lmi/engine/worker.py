@@ -10,7 +10,8 @@ import asyncio
 import gc
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from importlib import import_module
 from operator import attrgetter
 from typing import cast
@@ -92,12 +93,38 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+
+    async with serving(executor, record, runtime, slot, stop):
+        await stop.wait()
+        has_failed = not executor.can_enqueue_requests()
+
+    loop.remove_signal_handler(signal.SIGTERM)
+    # A second one must not interrupt the executor's shutdown.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if has_failed:
+        raise RuntimeError("the executor has stopped by itself")
+
+
+@asynccontextmanager
+async def serving(
+    executor: Executor, record: EngineRecord, runtime: Runtime, slot: int, stop: asyncio.Event
+) -> AsyncIterator[None]:
+    """Serve front ends while the block runs, then let open requests end. Sets `stop` if the
+    executor stops by itself.
+
+    Raises ModelUnusable as `serve` does.
+    """
+    loop = asyncio.get_running_loop()
     server = runtime.config.server
     timeout_s = runtime.config.engine.model_loading_timeout_s
     dispatcher = Dispatcher(executor, record, _queue(executor, runtime))
     adapters = AdapterKeeper(executor, adapters_of(runtime), dispatcher, timeout_s)
+    next_beat: asyncio.TimerHandle | None = None
 
     def beat() -> None:
+        nonlocal next_beat
         record.beat_s = time.monotonic()
         lmi.shared.log.follow(record.block.supervisor.log_level)
         dispatcher.observe()
@@ -105,10 +132,7 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
         if not executor.can_enqueue_requests():
             stop.set()
 
-        loop.call_later(BEAT_S, beat)
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
+        next_beat = loop.call_later(BEAT_S, beat)
 
     record.stage = "adapters"
     if record.was_ready:
@@ -128,21 +152,19 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
 
     record.was_ready = 1
     record.phase = Phase.READY
-    await stop.wait()
+    try:
+        yield
+    finally:
+        has_failed = not executor.can_enqueue_requests()
+        dispatcher.is_closing = True
+        record.phase = Phase.DRAINING
+        listener.close()
+        deadline_s = time.monotonic() + FINISH_S
+        while dispatcher.num_requests and not has_failed and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
 
-    has_failed = not executor.can_enqueue_requests()
-    dispatcher.is_closing = True
-    record.phase = Phase.DRAINING
-    listener.close()
-    deadline_s = time.monotonic() + FINISH_S
-    while dispatcher.num_requests and not has_failed and time.monotonic() < deadline_s:
-        await asyncio.sleep(0.02)
-
-    loop.remove_signal_handler(signal.SIGTERM)
-    # A second one must not interrupt the executor's shutdown.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if has_failed:
-        raise RuntimeError("the executor has stopped by itself")
+        if next_beat is not None:
+            next_beat.cancel()
 
 
 def _queue(executor: Executor, runtime: Runtime) -> LearningQueue:

@@ -36,7 +36,7 @@ def test_the_programs_print_what_the_page_shows(monkeypatch: pytest.MonkeyPatch)
 
         assert printed.getvalue() == output
 
-    assert len(programs) == 4
+    assert len(programs) == 5
 
 
 @pytest.mark.parametrize(
