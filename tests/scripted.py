@@ -457,6 +457,7 @@ class Host:
     loop: asyncio.AbstractEventLoop
     tokenizer: RecordingTokenizer
     queue: NotingQueue
+    front_end: FrontEnd
     user_code: UserCodeWorkers | None = None
     credentials: MemoryFile | None = None
 
@@ -615,6 +616,7 @@ async def _serve(
             loop,
             tokenizer,
             queue,
+            models.front_end,
             user_code,
             credentials,
         )

@@ -6,12 +6,14 @@ If it cannot use the model while the server starts, it leaves the reason and an 
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 
 from lmi.errors import Draining, StartError
 from lmi.http.body import BodyMemory
+from lmi.http.exchange import Exchange
 from lmi.runtime import ServerRuntime
 from lmi.shared.files import write_whole
 from lmi.shared.state import Block, FrontEndRecord, Phase
@@ -41,6 +43,23 @@ class FrontEnd:
     @property
     def is_draining(self) -> bool:
         return self.block.supervisor.phase == Phase.DRAINING
+
+    @asynccontextmanager
+    async def turn_to_read(self, exchange: Exchange) -> AsyncIterator[None]:
+        """Wait until a large body may be read. Raises ClientGone if its client leaves before."""
+        has_turn = False
+
+        async def take_turn() -> None:
+            nonlocal has_turn
+            await self.reading.acquire()
+            has_turn = True
+
+        try:
+            await exchange.run_while_there(take_turn())
+            yield
+        finally:
+            if has_turn:
+                self.reading.release()
 
     def check_serves(self) -> None:
         """Raise Draining while the server drains, unless another has its port: then new

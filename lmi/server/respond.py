@@ -59,7 +59,8 @@ async def serve_request(
             return
 
         is_large = len(body) > LARGE_BODY
-        async with service.front_end.reading if is_large else nullcontext():
+        turn = service.front_end.turn_to_read(exchange) if is_large else nullcontext()
+        async with turn:
             message = await inference.read(body, choose)
             # Only the message is held while the requests are checked.
             del body
