@@ -93,7 +93,7 @@ class RequestsConfig:
     """seconds after SIGTERM in which requests are served although /ping says 503, so that a load
     balancer that asks it loses none; then drain_timeout begins
     """
-    drain_timeout_s: float = option(25.0)
+    drain_timeout_s: float = option(25.0, names="option.shutdown_timeout")
     """seconds for open answers after SIGTERM, or after drain_delay"""
     stall_timeout_s: float = option(30.0)
     """seconds that a client may leave its answer unread"""

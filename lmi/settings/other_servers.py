@@ -63,7 +63,7 @@ ABSENT = {
     "allowed_headers": "--allowed-origins names whose pages may call, with every header",
     "ssl_cert_reqs": "this server asks no client for a certificate",
     "ssl_ciphers": "the ciphers are those of Python's ssl",
-    "enable_ssl_refresh": "a renewed certificate is read at the next start",
+    "enable_ssl_refresh": "SIGHUP to lmi-supervisor reads a renewed certificate",
     "middleware": "no code runs in front of the routes; a model.py may read and write bodies",
     "enable_flash_late_interaction": "nothing is reranked here",
     "max_seq_len": "option.max_model_len is the context",

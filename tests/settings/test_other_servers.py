@@ -70,6 +70,11 @@ def test_a_flag_of_what_is_not_here_says_what_to_write(name: str) -> None:
     assert (done.returncode, ABSENT[name] in done.stderr) == (2, True), done
 
 
+def test_vllm_s_time_for_open_answers_is_that_of_a_drain(folder: Path) -> None:
+    resolved = settle(folder, flags={"option.shutdown_timeout": "50"})
+    assert (resolved.config.server.drain_timeout_s, resolved.warnings) == (50, ())
+
+
 def test_a_dotted_flag_of_vllm_is_a_part_of_an_object(folder: Path) -> None:
     words = (
         "--structured-outputs-config.backend",
