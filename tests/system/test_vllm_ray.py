@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.served import Server, launch, serve
-from tests.system.container import free_port, wait_until
-from tests.system.ray_cluster import PATHS, RANK, SILENT_S, Node
+from tests.system.container import wait_until
+from tests.system.ray_cluster import PATHS, RANK, SILENT_S, Node, own_network
 from tests.system.vllm_server import BACK_S, SETTINGS, SHORT, end_of, streaming
 from tests.tiny_models import tiny_model
 
@@ -30,13 +30,21 @@ if importlib.util.find_spec("ray") is None:
 
 HEAD = "127.0.0.2"
 FURTHER = "127.0.0.3"
+# Nobody else is in their network. Ray takes those from 10002 to 19999 for workers.
+PORT = 6379
 ON_RAY = (*SETTINGS, "option.tensor_parallel_degree=2", "option.distributed_executor_backend=ray")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def network() -> Iterator[None]:
+    with own_network():
+        yield
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[Node]]:
     """The head, beside which the server runs, and a further node."""
-    head = f"{HEAD}:{free_port()}"
+    head = f"{HEAD}:{PORT}"
     nodes: list[Node] = []
     try:
         for address in (HEAD, FURTHER):
