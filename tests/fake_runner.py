@@ -50,6 +50,7 @@ class FakeRunner:
     adapters = None
     pooling = None
     memory: BlockMemory | None = None
+    weight_bytes: int | None = None
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from handlers.lmi_dist.guides import Guides
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import Model, describe, in_files, load_runner
 from handlers.lmi_dist.lora_adapters import LoraAdapters
-from handlers.lmi_dist.memory import MemoryWatch
+from handlers.lmi_dist.memory import HeldMemory, MemoryWatch
 from handlers.lmi_dist.native.library import num_threads
 from handlers.lmi_dist.native.wishes import Floats
 from handlers.lmi_dist.outlook import advance_beams
@@ -47,6 +47,7 @@ from lmi.executor.executor import (
     InflightBatchingStats,
     IterationStats,
     KvCacheStats,
+    MemoryUse,
     Progress,
 )
 from lmi.executor.response import ErrorKind
@@ -114,6 +115,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         self._pace = Pace(max_prefill_tokens, max_step_s)
         self._scheduler = self._new_scheduler(options, limits)
         self._watch = self._new_watch(options, limits, max_prefill_tokens)
+        self._held = self._new_held()
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
 
         # Guides may read the tokenizer of a server's model.
@@ -155,6 +157,17 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         return MemoryWatch(
             self._cache, memory, step_bytes, idle_timeout_s=options.idle_cache_timeout_s
         )
+
+    def _new_held(self) -> HeldMemory | None:
+        """Return what the model holds of the memory, where the runner knows, and log it."""
+        memory = self._runner.memory
+        weight_bytes = self._runner.weight_bytes
+        if memory is None or weight_bytes is None:
+            return None
+
+        held = HeldMemory(weight_bytes, memory.block_bytes, self._cache)
+        held.say()
+        return held
 
     def _new_guides(
         self, settings: ExecutorConfig, options: EngineConfig, folder: str | None
@@ -420,6 +433,11 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     def info(self) -> EngineInfo:
         """What the engine says of itself, with the adapters that are loaded."""
         return self._info
+
+    @property
+    def memory_use(self) -> MemoryUse | None:
+        """What it holds of the memory now."""
+        return None if self._held is None else self._held.use()
 
     def _kv_cache_stats(self) -> KvCacheStats:
         cache = self._cache

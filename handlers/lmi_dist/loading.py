@@ -219,7 +219,10 @@ def _load(
 
     started_s = time.monotonic()
     runner = NativeRunner(facts, library, config, limits, progress)
-    return runner, with_batch(limits, runner, config, time.monotonic() - started_s)
+    limits = with_batch(limits, runner, config, time.monotonic() - started_s)
+    # The largest steps that were measured are not those of an engine that waits.
+    runner.memory.release_activations()
+    return runner, limits
 
 
 def with_batch(limits: Limits, runner: Runner, config: EngineConfig, load_s: float) -> Limits:

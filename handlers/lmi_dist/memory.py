@@ -24,8 +24,9 @@ from handlers.lmi_dist.plan import Plan, num_tokens_of
 from handlers.lmi_dist.runner import BlockMemory
 from handlers.lmi_dist.weights import quantised_types, stored_dtype
 from lmi.errors import ModelUnusable
+from lmi.executor import MemoryUse
 from lmi.settings.config import EngineConfig
-from lmi.shared import machine
+from lmi.shared import linux, machine
 from lmi.shared.gguf_file import TensorType
 from lmi.shared.machine import MB
 
@@ -176,6 +177,37 @@ def say_memory(need: MemoryNeed, cache_bytes: int, num_cache_tokens: int) -> Non
         num_cache_tokens,
         machine.describe(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMemory:
+    """What a loaded model holds of the memory. Any thread may ask."""
+
+    weight_bytes: int
+    block_bytes: int
+    cache: KvCache
+
+    def use(self) -> MemoryUse:
+        """Return it as it is now."""
+        num_blocks = self.cache.num_blocks
+        num_touched = num_blocks - self.cache.num_new
+        return MemoryUse(
+            weights=self.weight_bytes,
+            kv_cache_reserved=num_blocks * self.block_bytes,
+            kv_cache_touched=num_touched * self.block_bytes,
+        )
+
+    def say(self) -> None:
+        """Log it, with what else the process has."""
+        use = self.use()
+        rest = linux.process_bytes() - use.weights - use.kv_cache_touched
+        log.info(
+            "memory in use: weights %d MB, KV cache %d MB of %d MB, the rest %d MB",
+            use.weights // MB,
+            use.kv_cache_touched // MB,
+            use.kv_cache_reserved // MB,
+            max(0, rest) // MB,
+        )
 
 
 class MemoryWatch:

@@ -46,6 +46,7 @@ class ModelRunner:
     is_batch_invariant = False
     tokens_per_block = 16
     memory = None
+    weight_bytes = None
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ it: not on the batch, on how its prompt was cut, or on the number of threads.
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ from handlers.lmi_dist.native.records import (
     TOKENS_PER_BLOCK,
     Panels,
 )
-from handlers.lmi_dist.operations import Linear, Pack
+from handlers.lmi_dist.operations import Linear, Pack, Program
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import load
 from handlers.lmi_dist.runner import Limits
@@ -101,6 +102,7 @@ class NativeRunner:
         )
         self.memory = self._model
         self.library = library
+        self.weight_bytes = _bytes_held(library, self.program)
         # The number of rows of the last step.
         self._num_wanted = 0
         self.adapters = None
@@ -138,6 +140,20 @@ class NativeRunner:
     def output(self, name: str) -> Array:
         """Return a declared output of the last step: see `Runner.output`."""
         return self._model.buffer(self.program.outputs[name])[: self._num_wanted]
+
+
+def _bytes_held(library: Library, program: Program[Panels]) -> int:
+    """The memory of a program's weights, without those that stay in a mapped file."""
+    sizes: dict[int, int] = {}
+    for operation in program.operations:
+        for field in fields(operation):
+            value = getattr(operation, field.name)
+            if isinstance(value, Panels):
+                sizes[value.data] = library.bytes_of(value)
+            elif isinstance(value, np.ndarray) and value.flags.writeable:
+                sizes[value.ctypes.data] = value.nbytes
+
+    return sum(sizes.values())
 
 
 def _format(config: EngineConfig, stored: np.dtype[Any]) -> int:

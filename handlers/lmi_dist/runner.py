@@ -79,6 +79,10 @@ class Runner(Protocol):
         None: it is taken at the load.
         """
 
+    @property
+    def weight_bytes(self) -> int | None:
+        """The memory of the weights, None if it does not know."""
+
     def forward(self, plan: Plan) -> Array:
         """Logits in the host's memory, float32 (num_logits, vocab), valid until the next call.
 

@@ -128,6 +128,7 @@ async def serving(
         record.beat_s = time.monotonic()
         lmi.shared.log.follow(record.block.supervisor.log_level)
         dispatcher.observe()
+        note_memory(executor, record)
         adapters.look()
         if not executor.can_enqueue_requests():
             stop.set()
@@ -165,6 +166,18 @@ async def serving(
 
         if next_beat is not None:
             next_beat.cancel()
+
+
+def note_memory(executor: Executor, record: EngineRecord) -> None:
+    """Write what the engine holds of the memory into its record, where it knows."""
+    use = executor.memory_use
+    if use is None:
+        return
+
+    record.weights_bytes = use.weights
+    record.kv_cache_bytes = use.kv_cache_reserved
+    record.kv_cache_touched_bytes = use.kv_cache_touched
+    record.process_bytes = linux.process_bytes()
 
 
 def _queue(executor: Executor, runtime: Runtime) -> LearningQueue:

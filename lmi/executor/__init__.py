@@ -5,8 +5,9 @@
         request_id = executor.enqueue_request(Request([1, 2, 3], 16))
         print(executor.await_responses(request_id)[0].get_result().output_token_ids)
 
-The engine       Executor, its EngineInfo, Capabilities, Embeddings, Progress and PromptProgress;
-                 IterationStats with KvCacheStats, InflightBatchingStats and SpecDecodingStats;
+The engine       Executor, its EngineInfo, Capabilities, Embeddings, MemoryUse, Progress and
+                 PromptProgress; IterationStats with KvCacheStats, InflightBatchingStats and
+                 SpecDecodingStats;
                  RequestStatsPerIteration of RequestStats
 How it is built  ExecutorConfig with BatchingType, KvCacheConfig, GuidedDecodingConfig and
                  LogitsPostProcessorConfig of LogitsPostProcessor and LogitsPostProcessorBatched

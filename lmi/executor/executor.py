@@ -20,6 +20,7 @@ __all__ = [
     "InflightBatchingStats",
     "IterationStats",
     "KvCacheStats",
+    "MemoryUse",
     "Progress",
     "PromptProgress",
     "RequestStats",
@@ -118,6 +119,17 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     image_placeholder: str = ""
     # The names of the LoRA adapters that requests may use now.
     adapters: tuple[str, ...] = ()
+
+
+class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes of the host's memory that an engine holds now. Upstream has none."""
+
+    # In the form in which the kernels read them, without what stays in a mapped file.
+    weights: int
+    # What the KV cache takes at most.
+    kv_cache_reserved: int
+    # What of it was written, and not given back since.
+    kv_cache_touched: int
 
 
 Progress = Callable[[str, float], None]
@@ -232,6 +244,13 @@ class Executor(ABC):
     @property
     def capabilities(self) -> Capabilities:
         return self.info.capabilities
+
+    @property
+    def memory_use(self) -> MemoryUse | None:
+        """Return the memory that it holds now, None where the engine does not know. Upstream has
+        none.
+        """
+        return None
 
     @abstractmethod
     def enqueue_request(self, request: Request) -> int:

@@ -200,6 +200,13 @@ def keep_to_cores() -> None:
         bind_threads([int(core) for core in cores.split(",")])
 
 
+def process_bytes() -> int:
+    """Return the memory of this process, without what it maps from files or shares."""
+    numbers = Path("/proc/self/statm").read_text().split()
+    _, num_resident, num_shared = map(int, numbers[:3])
+    return (num_resident - num_shared) * os.sysconf("SC_PAGE_SIZE")
+
+
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         error = ctypes.get_errno()

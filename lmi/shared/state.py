@@ -388,6 +388,13 @@ class EngineRecord(Record):
     num_used_blocks = Int(is_gauge=True)
     max_num_blocks = Int(is_gauge=True)
     tokens_per_block = Int(is_gauge=True)
+    # Bytes. 0 where the engine does not know.
+    weights_bytes = Int(is_gauge=True)
+    kv_cache_bytes = Int(is_gauge=True)
+    # What of the cache was written, and not given back since.
+    kv_cache_touched_bytes = Int(is_gauge=True)
+    # What the process has in memory that it shares with no other.
+    process_bytes = Int(is_gauge=True)
     max_num_sequences = Int(is_gauge=True)
     # Tokens that prefills have computed.
     num_context_tokens = Int()

@@ -171,6 +171,18 @@ class Library:
         )
         return _panels(num_out, num_in, format, memory)
 
+    def bytes_of(self, panels: Panels) -> int:
+        """Return the bytes of a packed weight with all of its parts."""
+        num_bytes = 0
+        part: Panels | None = panels
+        while part is not None:
+            rest = part.rest.contents if part.rest else None
+            num_out = part.num_out - (rest.num_out if rest is not None else 0)
+            num_bytes += self.functions.lmi_packed_bytes(num_out, part.num_in, part.format)
+            part = rest
+
+        return num_bytes
+
     def block_bytes(self, num_layers: int, num_kv_heads: int, head_dim: int) -> int:
         """Return the bytes of the keys and values of one block of tokens."""
         return int(self.functions.lmi_block_bytes(num_layers, num_kv_heads, head_dim))

@@ -102,9 +102,7 @@ class NativeModel:
         # Each buffer is (capacity, width), float32.
         self._memory: list[Array] = []
         self._scratch = pages.allocate(0)
-        self._max_rows = 0
-        self._max_wanted = 0
-        self._reserve(1, 1)
+        self.release_activations()
 
     def run(self, chunks: Sequence[Chunk]) -> Array:
         """Return logits (num_wanted, vocab_size), float32, in the order of the chunks; valid until
@@ -224,6 +222,12 @@ class NativeModel:
     def step_bytes(self, num_rows: int, num_logits: int) -> int:
         """Return the bytes that a step of so many rows writes, of which so many have logits."""
         return num_rows * self._row_bytes + num_logits * self._wanted_bytes
+
+    def release_activations(self) -> None:
+        """Give the memory of the buffers back. The next step takes what it needs."""
+        self._max_rows = 0
+        self._max_wanted = 0
+        self._reserve(1, 1)
 
     def buffer(self, index: int) -> Array:
         """Return the rows of a buffer after a step, float32 (capacity, width)."""

@@ -14,6 +14,7 @@ from lmi import __version__
 from lmi.http.exchange import Exchange
 from lmi.server.page_files import FILES, TYPES
 from lmi.server.service import Models, Service
+from lmi.shared.state import EngineRecord
 
 # What a browser may load for a page: files of this server, and images in the page.
 SOURCES = "connect-src 'self'; img-src data:; script-src 'self'; style-src 'self'"
@@ -118,12 +119,28 @@ def loaded(service: Service) -> list[dict[str, object]]:
         return []
 
     entries = []
-    for connection in service.engines.open.values():
+    for slot, connection in service.engines.open.items():
         info = connection.info
         if info is not None:
-            entries.append({name: getattr(info, name) for name in ENGINE_FIELDS})
+            entry = {name: getattr(info, name) for name in ENGINE_FIELDS}
+            entry["memory"] = memory(service.engines.records[slot])
+            entries.append(entry)
 
     return entries
+
+
+def memory(engine: EngineRecord) -> dict[str, int] | None:
+    """Return the bytes of memory that an engine holds, or None if it does not know."""
+    if not engine.weights_bytes:
+        return None
+
+    held = engine.weights_bytes + engine.kv_cache_touched_bytes
+    return {
+        "weights_bytes": engine.weights_bytes,
+        "kv_cache_reserved_bytes": engine.kv_cache_bytes,
+        "kv_cache_touched_bytes": engine.kv_cache_touched_bytes,
+        "rest_bytes": max(0, engine.process_bytes - held),
+    }
 
 
 def public(settings: Any) -> Any:

@@ -5,6 +5,7 @@ take more.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import choose_limits, load_runner
 from handlers.lmi_dist.memory import LEAST_MARGIN, MemoryWatch, need_of
+from handlers.lmi_dist.native.records import TOKENS_PER_BLOCK
 from handlers.lmi_dist.native_runner import weight_bytes
 from handlers.lmi_dist.plan import Chunk, Plan
 from lmi.errors import ModelUnusable
@@ -147,6 +149,31 @@ def test_an_engine_without_requests_gives_the_memory_of_its_cache_back() -> None
 
         cache = executor._cache
         wait_until(lambda: cache.num_new == cache.num_blocks, "the memory is given back")
+
+
+def test_an_engine_tells_what_it_holds_of_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    folder = tiny_model("llama_wide")
+    num_tokens = 1024
+    config = EngineConfig(dtype="fp32", max_num_sequences=4, max_kv_cache_tokens=num_tokens)
+    facts = read_facts(str(folder))
+    with EmbeddedExecutor(folder, config) as executor:
+        before = executor.memory_use
+        executor.await_responses(
+            executor.enqueue_request(Request(tuple(range(3, 203)), max_tokens=4)), 60
+        )
+        after = executor.memory_use
+
+    assert before is not None and after is not None
+    assert re.search(r"memory in use: weights \d+ MB, KV cache 0 MB of \d+ MB, the", caplog.text)
+    estimate = need_of(facts, config, lambda dtype: weight_bytes(config, dtype))
+    assert 0.9 <= before.weights / estimate.weights <= 1.1
+
+    assert before.kv_cache_touched == 0
+    block_bytes = before.kv_cache_reserved * TOKENS_PER_BLOCK // num_tokens
+    num_blocks = -(-203 // TOKENS_PER_BLOCK)
+    assert after.kv_cache_touched == num_blocks * block_bytes
+    assert after.weights == before.weights
 
 
 def test_blocks_without_memory_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
