@@ -73,6 +73,7 @@ ENGINES_NAMED_IN = {
     },
     # What another server's app holds
     "lmi.user_code.standards.app": {"vllm_config"},
+    "lmi.user_code.standards.worker": {"vllm"},
     # Variables of another image
     "lmi.settings.engine_flags": {"SM_VLLM_"},
     "lmi.settings.other_names": {"SM_VLLM_CONFIG"},
@@ -204,6 +205,11 @@ def test_the_folder_that_user_code_imports_from_holds_djl_python_and_nothing_els
     assert [path.name for path in (ROOT / "lmi/user_code/compat").iterdir()] == ["djl_python"]
 
 
+def test_what_stands_for_another_engine_has_a_folder_of_its_own() -> None:
+    folder = ROOT / "lmi/user_code/standards/compat"
+    assert [path.name for path in folder.iterdir()] == ["vllm"]
+
+
 def test_the_pipeline_reads_every_field_of_a_request() -> None:
     """A request has no field for the form of the answer, which is in AnswerFormat."""
     source = "".join(
@@ -265,6 +271,8 @@ UNUSED_AT_START: dict[str, set[str]] = {
             "click",
         ),
         *("lmi.tracing", "opentelemetry"),
+        # Of one kind of user code
+        *("lmi.user_code.standards.calls", "lmi.user_code.standards.door", "fastapi"),
     },
     # Who does not switch the control plane on does not pay for it.
     "lmi.gateway.worker": {"botocore", "lmi.gateway.control"},

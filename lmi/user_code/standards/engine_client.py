@@ -57,11 +57,13 @@ FIELDS: dict[str, object] = {
 }
 # These are always sent, because a completion without them has the model's own defaults.
 ALWAYS: dict[str, object] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 16}
-# Fields whose results a generate here does not give.
-NOT_GIVEN = ("logprobs", "prompt_logprobs")
-# RequestOutputKind of vLLM.
-DELTA = 1
-FINAL_ONLY = 2
+# Fields that a generate here does not know.
+UNKNOWN = ("logprobs", "prompt_logprobs", "logit_bias", "structured_outputs", "guided_decoding")
+# More than any context: the engine cuts it to what is left there.
+AS_MANY_AS_FIT = 2**31 - 1
+# The names of vLLM's kinds of outputs.
+DELTA = "DELTA"
+FINAL_ONLY = "FINAL_ONLY"
 ABORTED = "aborted"
 
 
@@ -121,7 +123,7 @@ class EngineClient:
 
             text = prompt if isinstance(prompt, str) else body.get("prompt")
             output = GeneratedOutput(request_id, text, body["n"], lora_request)
-            kind = getattr(sampling_params, "output_kind", None)
+            kind = getattr(getattr(sampling_params, "output_kind", None), "name", "")
             async for event in _events(answer.parts):
                 output.add(event)
                 if kind != FINAL_ONLY or output.is_finished:
@@ -291,9 +293,9 @@ def completion(prompt: Any, params: Any, lora_request: Any) -> dict[str, Any]:
     """Return the body of a completion that asks for the same as a `generate`. Raises ValueError for
     what it cannot ask for.
     """
-    for name in NOT_GIVEN:
+    for name in UNKNOWN:
         if getattr(params, name, None) is not None:
-            raise ValueError(f"engine_client.generate gives no {name} here: {INSTEAD}")
+            raise ValueError(f"engine_client.generate does not know {name} here: {INSTEAD}")
 
     body: dict[str, Any] = {
         "prompt": _prompt_of(prompt),
@@ -305,8 +307,7 @@ def completion(prompt: Any, params: Any, lora_request: Any) -> dict[str, Any]:
         body[name] = getattr(params, name, default)
 
     if body["max_tokens"] is None:
-        # As many as fit.
-        del body["max_tokens"]
+        body["max_tokens"] = AS_MANY_AS_FIT
 
     for name, harmless in FIELDS.items():
         value = getattr(params, name, None)

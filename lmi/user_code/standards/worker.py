@@ -12,6 +12,8 @@ import signal
 import sys
 import time
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 
 from starlette.types import ASGIApp
 
@@ -19,7 +21,7 @@ from lmi.errors import UserCodeFailed
 from lmi.ipc import Accepted, FrameTooLarge, frame, listen
 from lmi.runtime import Runtime
 from lmi.settings.config import ModelConfig
-from lmi.shared import slot_process
+from lmi.shared import linux, slot_process
 from lmi.shared.log import follow
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import calls as sockets
@@ -29,6 +31,9 @@ from lmi.user_code.standards.app import build
 from lmi.user_code.standards.calls import NO_CALL, Doors, Serve
 from lmi.user_code.standards.conversation import RunningRequest
 from lmi.user_code.worker import BEAT_S, ENDING, FINISH_S, unusable
+
+# The folder that has only what stands for vLLM in it.
+COMPAT = Path(__file__).parent / "compat"
 
 # Where this module runs, its name is __main__.
 log = logging.getLogger("lmi.user_code.standards.worker")
@@ -126,6 +131,9 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> tupl
         if entry not in sys.path:
             sys.path.insert(0, entry)
 
+    if find_spec("vllm") is None:
+        sys.path.append(str(COMPAT))
+
     os.chdir(model.path)
     try:
         return build(code.path, code.standards_folder, model_folder=model.path, name=model.name)
@@ -144,6 +152,7 @@ def run(slot: int) -> int:
     def live() -> None:
         app, doors = load(code, runtime.config.model, record)
         record.stage = ""
+        linux.keep_to_cores()
         asyncio.run(serve(app, doors, record, socket))
 
     return slot_process.live(record, f"code {slot}", server.log_level, server.log_format, live)
