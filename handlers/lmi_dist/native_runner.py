@@ -1,7 +1,8 @@
 """The runner of the native kernels: a program, its packed weights, and keys and values in shared
 blocks.
 
-All arithmetic is float32, or int8 with `option.quantize`. The weights of a GGUF file, and those of
+All arithmetic is float32, or int8 with `option.quantize`; where the CPU can, weights in bfloat16
+are multiplied by activations that are rounded to bfloat16. The weights of a GGUF file, and those of
 AWQ, GPTQ and compressed-tensors, stay in blocks of 4 or 8 bits, which are multiplied by activations
 of 16 bits. The order of every sum is fixed, so the bits of a token depend only on the tokens before
 it: not on the batch, on how its prompt was cut, or on the number of threads.
@@ -157,8 +158,8 @@ def _bytes_held(library: Library, program: Program[Panels]) -> int:
 
 
 def _format(config: EngineConfig, stored: np.dtype[Any]) -> int:
-    """As bfloat16 a weight is half as large, and gives the same bits as the same numbers in
-    float32.
+    """As bfloat16 a weight is half as large. On a CPU that does not multiply bfloat16 it gives the
+    same bits as the same numbers in float32.
     """
     if config.quantize == "int8":
         return INT8

@@ -28,6 +28,9 @@ X86_64_V4 = X86_64_V3 | {
     "avx512f",
     "avx512vl",
 }
+X86_64_V4_BF16 = X86_64_V4 | {"avx512_bf16"}
+# Those that multiply weights in bfloat16 by activations that are rounded to bfloat16.
+ROUNDING_VARIANTS = frozenset({"x86-64-v4-bf16"})
 
 
 def library_file(variant: str, folder: Path = LIBRARIES) -> Path:
@@ -68,6 +71,9 @@ def variant_of(machine: str, flags: frozenset[str]) -> str | None:
 
     if machine != "x86_64":
         return None
+
+    if flags >= X86_64_V4_BF16:
+        return "x86-64-v4-bf16"
 
     if flags >= X86_64_V4:
         return "x86-64-v4"

@@ -27,7 +27,8 @@ CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serve(smollm2(), "option.model_name=smollm2", "frontend_workers=1") as server:
+    options = ("option.model_name=smollm2", "option.dtype=fp32", "frontend_workers=1")
+    with serve(smollm2(), *options) as server:
         yield server
 
 

@@ -60,26 +60,37 @@ inline bool is_table(const Panels* panels, int width, int vocab_size) {
            (!panels->rest || refuse("Embed's weight must have one part"));
 }
 
-// How the inputs of an operation are read: by one way of these beside floats.
+// How the inputs of an operation are read beside floats: in bytes or in 16 bits, and in pairs.
 struct Precision {
     bool reads_bytes = false;
     bool reads_16_bits = false;
+    bool reads_pairs = false;
 
     explicit Precision(const Op& op) {
         for (const Panels* first : {op.weight, op.gate})
             for (const Panels* part = first; part; part = part->rest) {
                 reads_bytes |= part->format == LMI_INT8;
                 reads_16_bits |= is_small(part->format);
+                reads_pairs |= is_paired(part->format);
             }
     }
 
-    bool is_quantized() const { return reads_bytes || reads_16_bits; }
+    bool is_quantized() const { return reads_bytes || reads_16_bits || reads_pairs; }
 
-    // Of a row: its integers, and the scales of its groups.
-    int64_t row_bytes(int64_t width) const {
-        if (reads_16_bits) return width * sizeof(int16_t) + width / SMALL_GROUP * 2 * sizeof(float);
-        return reads_bytes ? num_groups(width) * (GROUP + sizeof(float)) : 0;
+    // Of a row: the scales of its groups, its integers, and its pairs.
+    int64_t scale_bytes(int64_t width) const {
+        if (reads_16_bits) return width / SMALL_GROUP * 2 * sizeof(float);
+        return reads_bytes ? num_groups(width) * sizeof(float) : 0;
     }
+
+    int64_t integer_bytes(int64_t width) const {
+        if (reads_16_bits) return width * sizeof(int16_t);
+        return reads_bytes ? num_groups(width) * GROUP : 0;
+    }
+
+    int64_t pair_bytes(int64_t width) const { return reads_pairs ? num_pairs(width) * 4 : 0; }
+
+    int64_t row_bytes(int64_t width) const { return scale_bytes(width) + integer_bytes(width) + pair_bytes(width); }
 };
 
 inline bool is_one_precision(const Op& op) {

@@ -225,26 +225,28 @@ void finish(const Run& run, const Op& op, const float* products, const float* ga
     }
 }
 
-// The input from a row on. Its quantised form is in the scratch memory: the scales of all rows, then their integers.
+// The input from a row on. Its quantised form is in the scratch memory: the scales of all rows, their integers, then
+// their pairs.
 Rows input_of(const Run& run, const Op& op, int64_t row) {
+    const Precision precision(op);
     const int64_t width = run.buffer(op.input).width;
-    const bool has_16_bits = Precision(op).reads_16_bits;
-    const int64_t num_scales = has_16_bits ? width / SMALL_GROUP * 2 : num_groups(width);
-    const int64_t row_bytes = has_16_bits ? width * sizeof(int16_t) : num_groups(width) * GROUP;
-    const float* scales = reinterpret_cast<const float*>(run.model.scratch);
-    const char* integers = run.model.scratch + run.num_rows(op.input) * num_scales * sizeof(float);
-    return {run.row(op.input, row), width, integers + row * row_bytes, scales + row * num_scales};
+    const int64_t num_rows = run.num_rows(op.input);
+    const char* scales = run.model.scratch + row * precision.scale_bytes(width);
+    const char* integers = run.model.scratch + num_rows * precision.scale_bytes(width);
+    const char* pairs = integers + num_rows * precision.integer_bytes(width);
+    return {run.row(op.input, row), width, integers + row * precision.integer_bytes(width),
+            reinterpret_cast<const float*>(scales), pairs + row * precision.pair_bytes(width)};
 }
 
 void quantize_row(const Run& run, const Op& op, int row) {
+    const Precision precision(op);
     const Rows rows = input_of(run, op, row);
     const int width = run.buffer(op.input).width;
     void* integers = const_cast<void*>(rows.integers);
     float* scales = const_cast<float*>(rows.scales);
-    if (Precision(op).reads_16_bits)
-        quantize_to_16_bits(rows.values, width, static_cast<int16_t*>(integers), scales);
-    else
-        quantize(rows.values, width, static_cast<uint8_t*>(integers), scales);
+    if (precision.reads_16_bits) quantize_to_16_bits(rows.values, width, static_cast<int16_t*>(integers), scales);
+    if (precision.reads_bytes) quantize(rows.values, width, static_cast<uint8_t*>(integers), scales);
+    if (precision.reads_pairs) round_to_pairs(rows.values, width, const_cast<void*>(rows.pairs));
 }
 
 // Adds to products of a panel (end - first, NR) what an adapter's second weight makes of the rows that were shrunk.

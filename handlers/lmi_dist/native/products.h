@@ -1,5 +1,5 @@
-// Products of rows with constant weights, out = x W^T, in float32, in 8-bit integers, or of weights in blocks of 4 or 8
-// bits with inputs of 16.
+// Products of rows with constant weights, out = x W^T, in float32, in pairs of bfloat16, in 8-bit integers, or of weights
+// in blocks of 4 or 8 bits with inputs of 16.
 //
 // A weight W (num_out, num_in) is packed once into panels of NR output channels with the input channel outermost, so a
 // product reads its weight once, front to back. M rows times one panel keeps M x NR sums in registers.
@@ -7,7 +7,8 @@
 // Bits: a float sum adds its inputs in order by fused multiply-add, in runs of RUN inputs whose sums are added in
 // order. A sum of integers is exact within a group of inputs, and groups are added in order. So the bits of a row depend on
 // that row only, whatever rows, panels, threads or widths of vectors do the work. Widths of vectors and the number of
-// rows in a tile are the only things that differ between CPUs.
+// rows in a tile are the only things that differ between CPUs, but for one: with MULTIPLIES_PAIRS weights in BF16 are
+// multiplied by inputs that are rounded to bfloat16, elsewhere by the inputs as they are.
 #pragma once
 
 #include <algorithm>
@@ -43,12 +44,20 @@ constexpr int MR = 6;
 constexpr int VL = 4;
 constexpr int MR = 12;
 #endif
+// Whether the CPU multiplies pairs of bfloat16, and adds them to a float.
+#if defined(__AVX512BF16__)
+constexpr bool MULTIPLIES_PAIRS = true;
+#else
+constexpr bool MULTIPLIES_PAIRS = false;
+#endif
 // The output channels of a panel.
 constexpr int NR = 2 * VL;
 // The panels that one row takes at a time: two sums of one panel would wait for each other.
 constexpr int PANELS = 3;
 // The inputs of a run, whose weights stay in the first-level cache from tile to tile.
 constexpr int RUN = 192;
+// The pairs of inputs in a run of pairs.
+constexpr int PAIR_RUN = 96;
 // The inputs that share a scale in INT8.
 constexpr int GROUP = 64;
 // The groups of a run in INT8.
@@ -68,6 +77,8 @@ struct Rows {
     // writes them, read by the formats of 4 and 8 bits: int16 (rows, num_in), and (rows, small groups, 2).
     const void* integers;
     const float* scales;
+    // As `round_to_pairs` writes them, read by BF16 where the CPU multiplies pairs: words (rows, num_pairs(stride)).
+    const void* pairs = nullptr;
 };
 
 // ---- Vectors --------------------------------------------------------------------------------------------------------
@@ -98,6 +109,7 @@ inline Vec upper_half(Ints words) { return bits_as<Vec>(words & splat(int32_t(0x
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t num_panels(int64_t num_out) { return divide_up(num_out, NR); }
 inline int64_t num_groups(int64_t num_in) { return divide_up(num_in, GROUP); }
+inline int64_t num_pairs(int64_t num_in) { return divide_up(num_in, 2); }
 
 // A group of an INT8 panel: (GROUP / 4, NR, 4) weights, then a word per channel with its scale (as bfloat16) in the
 // upper half and the sum of its weights in the lower half.
@@ -105,6 +117,8 @@ constexpr int64_t GROUP_BYTES = GROUP * NR + 4 * NR;
 
 // Whether weights of a format multiply rows of 16-bit integers.
 constexpr bool is_small(int format) { return format >= LMI_BITS4; }
+// Whether weights of a format multiply rows of pairs.
+constexpr bool is_paired(int format) { return MULTIPLIES_PAIRS && format == LMI_BF16; }
 constexpr bool has_zero(int format) { return format == LMI_BITS4_ZERO || format == LMI_BITS8_ZERO; }
 constexpr int bits_of(int format) { return format == LMI_BITS4 || format == LMI_BITS4_ZERO ? 4 : 8; }
 
@@ -121,6 +135,7 @@ constexpr int shift_of(int format, int i) { return i / 2 * bits_of(format) + i %
 inline int64_t panel_bytes(int64_t num_in, int format) {
     if (is_small(format)) return num_in / SMALL_GROUP * small_group_bytes(format);
     if (format == LMI_INT8) return num_groups(num_in) * GROUP_BYTES;
+    if (is_paired(format)) return num_pairs(num_in) * NR * 4;
     return num_in * NR * (format == LMI_F32 ? 4 : 2);
 }
 
@@ -223,6 +238,60 @@ struct FloatTile {
             }
     }
 };
+
+// ---- Tiles in pairs of bfloat16 -------------------------------------------------------------------------------------
+
+#if defined(__AVX512BF16__)
+// (num_pairs, NR) words: the first input of a pair in the lower half.
+struct PairTile {
+    static constexpr int ROWS = MR;
+    static constexpr int STEP = 4 * NR;
+    static constexpr int RUN_BYTES = PAIR_RUN * STEP;
+    static constexpr bool SHARES = true;
+    static int64_t num_runs(int64_t num_in) { return divide_up(num_pairs(num_in), PAIR_RUN); }
+
+    // One run of pairs of M rows and P panels. `out` is (M, P * NR): the first run writes it, the others add to it.
+    template <int M, int P>
+    static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, Ahead ahead,
+                        float* out) {
+        const int first = run * PAIR_RUN;
+        const int last = std::min<int>(first + PAIR_RUN, num_pairs(panels.num_in));
+        const int64_t bytes = panel_bytes(panels.num_in, panels.format);
+        const int64_t stride = num_pairs(rows.stride) * 4;
+        const char* x = static_cast<const char*>(rows.pairs) + row * stride;
+        Vec sums[M][2 * P];
+        UNROLLED for (int m = 0; m < M; m++)
+            UNROLLED for (int j = 0; j < 2 * P; j++) sums[m][j] = Vec{};
+        for (int k = first; k < last; k++) {
+            Ints weights[2 * P];
+            UNROLLED for (int p = 0; p < P; p++) {
+                const char* here = panel + p * bytes + int64_t(k) * STEP;
+                weights[2 * p] = ints(here);
+                weights[2 * p + 1] = ints(here + 4 * VL);
+                prefetch<STEP>(ahead.at + p * bytes);
+            }
+
+            ahead.at += ahead.pace;
+            UNROLLED for (int m = 0; m < M; m++) {
+                int32_t two;
+                std::memcpy(&two, x + m * stride + k * 4, 4);
+                UNROLLED for (int j = 0; j < 2 * P; j++) sums[m][j] = dot(sums[m][j], splat(two), weights[j]);
+            }
+        }
+
+        UNROLLED for (int m = 0; m < M; m++)
+            UNROLLED for (int j = 0; j < 2 * P; j++) {
+                Vec& total = vec(out + (m * P * 2 + j) * VL);
+                total = run ? total + sums[m][j] : sums[m][j];
+            }
+    }
+
+    // Adds to each channel's sum the products of 2 inputs and 2 weights.
+    static inline Vec dot(Vec sums, Ints inputs, Ints weights) {
+        return _mm512_dpbf16_ps(sums, bits_as<__m512bh>(inputs), bits_as<__m512bh>(weights));
+    }
+};
+#endif
 
 // ---- Tiles in 8-bit integers ----------------------------------------------------------------------------------------
 
@@ -626,6 +695,9 @@ inline const Multiply& small_multiply(int format) {
 inline const Multiply& multiply(int format) {
     if (is_small(format)) return small_multiply(format);
     if (format == LMI_INT8) return int8_multiply();
+#if defined(__AVX512BF16__)
+    if (format == LMI_BF16) return by<PairTile>;
+#endif
     return format == LMI_F32 ? by<FloatTile<Float32Weights>> : by<FloatTile<BFloat16Weights>>;
 }
 
@@ -696,7 +768,7 @@ inline void quantize_to_16_bits(const float* x, int num_in, int16_t* integers, f
     }
 }
 
-// ---- Packing --------------------------------------------------------------------------------------------------------
+// ---- Numbers of 16 bits ---------------------------------------------------------------------------------------------
 
 inline float from_bfloat16(uint16_t bits) { return bits_as<float>(uint32_t(bits) << 16); }
 
@@ -706,6 +778,22 @@ inline uint16_t to_bfloat16(float x) {
     if (x != x) return bits >> 16 | 0x40;
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
+
+// One row, for BF16 where the CPU multiplies pairs: words (num_pairs), rounded to nearest, ties to even. A size below
+// 2^-126 becomes 0, as in all products of pairs.
+inline void round_to_pairs(const float* x, int num_in, void* pairs) {
+    uint16_t* to = static_cast<uint16_t*>(pairs);
+    int k = 0;
+#if defined(__AVX512BF16__)
+    for (; k + VL <= num_in; k += VL)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + k),
+                            bits_as<__m256i>(_mm512_cvtneps_pbh(bits_as<__m512>(vec(x + k)))));
+#endif
+    for (; k < num_in; k++) to[k] = to_bfloat16(x[k]);
+    if (num_in % 2) to[num_in] = 0;
+}
+
+// ---- Packing --------------------------------------------------------------------------------------------------------
 
 // The weight as the checkpoint has it.
 struct Source {
@@ -731,6 +819,15 @@ inline void pack_bfloat16(const Source& source, int64_t panel, uint32_t* to) {
         for (int i = 0; i < VL; i++) {
             const uint32_t low = to_bfloat16(source.at(panel * NR + i, k));
             *to++ = low | uint32_t(to_bfloat16(source.at(panel * NR + VL + i, k))) << 16;
+        }
+}
+
+// The inputs of a pair are neighbours.
+inline void pack_pairs(const Source& source, int64_t panel, uint32_t* to) {
+    for (int64_t k = 0; k < source.num_in; k += 2)
+        for (int i = 0; i < NR; i++) {
+            const uint32_t first = to_bfloat16(source.at(panel * NR + i, k));
+            *to++ = first | uint32_t(to_bfloat16(source.at(panel * NR + i, k + 1))) << 16;
         }
 }
 
@@ -767,6 +864,7 @@ inline void pack_int8(const Source& source, int64_t panel, char* to) {
 
 inline void pack_panel(const Source& source, int64_t panel, int format, char* to) {
     if (format == LMI_F32) pack_float32(source, panel, reinterpret_cast<float*>(to));
+    if (is_paired(format)) return pack_pairs(source, panel, reinterpret_cast<uint32_t*>(to));
     if (format == LMI_BF16) pack_bfloat16(source, panel, reinterpret_cast<uint32_t*>(to));
     if (format == LMI_INT8) pack_int8(source, panel, to);
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.model_runner import ModelRunner
-from handlers.lmi_dist.native.library import load
+from handlers.lmi_dist.native.library import Library, load
 from handlers.lmi_dist.native.records import TOKENS_PER_BLOCK
 from handlers.lmi_dist.native_runner import NativeRunner
 from handlers.lmi_dist.placement import choose_placement
@@ -56,11 +56,15 @@ def load_native(
     *,
     max_length: int,
     progress: Progress = lambda stage, share: None,
+    library: Library | None = None,
 ) -> NativeRunner:
-    """The native runner that the executor would make, with blocks for MAX_SLOTS sequences."""
+    """The native runner that the executor would make, with blocks for MAX_SLOTS sequences, on the
+    library for this CPU or on another one.
+    """
     num_tokens = len(table_of(0, max_length)) * MAX_SLOTS * TOKENS_PER_BLOCK
     facts, config = read_facts(str(path)), config or EngineConfig()
-    return NativeRunner(facts, load(), config, Limits(MAX_SLOTS, max_length, num_tokens), progress)
+    limits = Limits(MAX_SLOTS, max_length, num_tokens)
+    return NativeRunner(facts, library or load(), config, limits, progress)
 
 
 def table_of(slot: int, length: int) -> list[int]:

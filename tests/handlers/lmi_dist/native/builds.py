@@ -22,10 +22,15 @@ import numpy as np
 from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.native import pages
 from handlers.lmi_dist.native.library import Library
-from handlers.lmi_dist.native_variants import variant_here
+from handlers.lmi_dist.native_variants import ROUNDING_VARIANTS, variant_here
 
 NATIVE = Path(__file__).parents[4] / "handlers" / "lmi_dist" / "native"
 SOURCES = sorted([*NATIVE.glob("*.h"), *NATIVE.glob("*.cpp")])
+# What a variant is compiled for, where its name does not say it.
+INSTRUCTIONS = {
+    "x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512bf16"),
+    "aarch64": ("-march=armv8.2-a",),
+}
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden")
 
 
@@ -40,8 +45,16 @@ def variants() -> list[str]:
     """Those that this CPU can run, the best first."""
     best = variant_here()
     assert best is not None, "this CPU has no native kernels"
-    is_one = platform.machine() != "x86_64" or "LMI_NATIVE_LIBRARY" in os.environ
-    return [best] if is_one or best == "x86-64-v3" else [best, "x86-64-v3"]
+    if platform.machine() != "x86_64" or "LMI_NATIVE_LIBRARY" in os.environ:
+        return [best]
+
+    levels = ["x86-64-v4-bf16", "x86-64-v4", "x86-64-v3"]
+    return levels[levels.index(best) :]
+
+
+def exact_variants() -> list[str]:
+    """Those of them that do not round activations to bfloat16."""
+    return [variant for variant in variants() if variant not in ROUNDING_VARIANTS]
 
 
 def from_malloc(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Array:
@@ -76,10 +89,10 @@ def _fresh(kind: str) -> Path:
     with path.with_suffix(".lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         if not path.is_file():
-            march = {"aarch64": "armv8.2-a"}.get(kind, kind)
+            instructions = INSTRUCTIONS.get(kind, (f"-march={kind}",))
             partial = path.with_suffix(".partial")
             subprocess.run(
-                ["g++", *FLAGS, f"-march={march}", "-o", partial, NATIVE / "lmi_kernels.cpp"],
+                ["g++", *FLAGS, *instructions, "-o", partial, NATIVE / "lmi_kernels.cpp"],
                 check=True,
             )
             partial.replace(path)

@@ -10,6 +10,8 @@ static const lmi::Multiply& multiply(int format, int is_plain) {
 
 EXPORT int panel_width() { return lmi::NR; }
 
+EXPORT int multiplies_pairs() { return lmi::MULTIPLIES_PAIRS; }
+
 EXPORT int64_t packed_bytes(int num_out, int num_in, int format) { return lmi::packed_bytes(num_out, num_in, format); }
 
 EXPORT void pack(const void* weight, int dtype, int num_out, int num_in, int format, void* data) {
@@ -19,6 +21,8 @@ EXPORT void pack(const void* weight, int dtype, int num_out, int num_in, int for
 EXPORT void quantize(const float* x, int num_in, uint8_t* bytes, float* scales) {
     lmi::quantize(x, num_in, bytes, scales);
 }
+
+EXPORT void round_to_pairs(const float* x, int num_in, void* pairs) { lmi::round_to_pairs(x, num_in, pairs); }
 
 // `out` is (num_panels, num_rows, NR).
 EXPORT void product(const lmi::Panels* panels, const lmi::Rows* rows, int num_rows, int is_plain, float* out) {

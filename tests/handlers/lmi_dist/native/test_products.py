@@ -16,6 +16,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
+from handlers.lmi_dist.native_variants import variant_here
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
 F32, BF16, INT8 = range(3)
@@ -40,6 +42,7 @@ class Rows(Structure):
         ("stride", c_int64),
         ("integers", c_void_p),
         ("scales", c_void_p),
+        ("pairs", c_void_p),
     ]
 
 
@@ -51,7 +54,7 @@ def aligned(num_bytes: int) -> Tensor:
 
 
 class Input:
-    """Rows (rows, num_in), as they are and quantised. A stride is kept."""
+    """Rows (rows, num_in), as they are, quantised and in pairs. A stride is kept."""
 
     def __init__(self, library: ctypes.CDLL, x: Tensor) -> None:
         num_rows, num_in = x.shape
@@ -59,8 +62,13 @@ class Input:
         self.x = x
         self.bytes = torch.zeros(num_rows, num_groups * GROUP, dtype=torch.uint8)
         self.scales = torch.zeros(num_rows, num_groups)
-        for row, bytes_of_row, scales in zip(x, self.bytes, self.scales, strict=True):
+        # Behind a row of pairs may lie what is no number.
+        num_numbers = max(-(-x.stride(0) // 2), -(-num_in // 2)) * 2
+        self.pairs = torch.full((num_rows, num_numbers), torch.nan, dtype=torch.bfloat16)
+        rows = zip(x, self.bytes, self.scales, self.pairs, strict=True)
+        for row, bytes_of_row, scales, pairs in rows:
             library.quantize(address(row), num_in, address(bytes_of_row), address(scales))
+            library.round_to_pairs(address(row), num_in, address(pairs))
 
     def __len__(self) -> int:
         return len(self.x)
@@ -70,7 +78,14 @@ class Input:
         x = self.x[first:]
         bytes_of_rows = self.bytes[first:]
         scales = self.scales[first:]
-        return Rows(x.data_ptr(), x.stride(0), bytes_of_rows.data_ptr(), scales.data_ptr())
+        pairs = self.pairs[first:]
+        return Rows(
+            x.data_ptr(),
+            x.stride(0),
+            bytes_of_rows.data_ptr(),
+            scales.data_ptr(),
+            pairs.data_ptr(),
+        )
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,10 @@ class Products:
 
     library: ctypes.CDLL
     is_plain: bool
+
+    def rounds(self, format: int) -> bool:
+        """Whether inputs are rounded to bfloat16."""
+        return format == BF16 and bool(self.library.multiplies_pairs())
 
     def pack(self, weight: Tensor, format: int) -> Packed:
         num_out, num_in = weight.shape
@@ -134,8 +153,14 @@ def targets() -> list[str]:
     if platform.machine() == "aarch64":
         return ["-march=armv8.2-a"]
 
-    widths = ["-march=x86-64-v2 -mfma", "-march=x86-64-v3", "-march=x86-64-v4"]
-    return widths if torch.backends.cpu.get_cpu_capability() == "AVX512" else widths[:2]
+    widths = ["-march=x86-64-v2 -mfma", "-march=x86-64-v3"]
+    if variant_here() in ("x86-64-v4", "x86-64-v4-bf16"):
+        widths.append("-march=x86-64-v4")
+
+    if variant_here() == "x86-64-v4-bf16":
+        widths.append("-march=x86-64-v4 -mavx512bf16")
+
+    return widths
 
 
 def build(target: str, path: Path) -> ctypes.CDLL:
@@ -191,9 +216,10 @@ def test_a_product_is_as_exact_as_float32_can_be(
     x = draw(num_rows, num_in)
     weight = draw(num_out, num_in, seed=1).to(dtype)
     rounded = weight.bfloat16() if format == BF16 else weight
-    exact = x.double() @ rounded.double().T
-    size = x.double().abs() @ rounded.double().abs().T
     for products in builds:
+        inputs = x.bfloat16() if products.rounds(format) else x
+        exact = inputs.double() @ rounded.double().T
+        size = inputs.double().abs() @ rounded.double().abs().T
         assert (
             (products.product(x, weight, format) - exact).abs() <= MAX_RELATIVE_ERROR * size
         ).all()
@@ -262,11 +288,13 @@ def test_a_row_has_the_same_bits_by_itself_in_any_batch_and_in_every_build(
 ) -> None:
     x = draw(num_rows, num_in)
     weight = draw(num_out, num_in, seed=1)
-    expected = bits(builds[0].product(x, weight, format))
+    expected_by_rounding: dict[bool, Tensor] = {}
     for products in builds:
         packed = products.pack(weight, format)
         input = products.input(x)
-        assert torch.equal(bits(products.multiply(packed, input)), expected)
+        product = bits(products.multiply(packed, input))
+        expected = expected_by_rounding.setdefault(products.rounds(format), product)
+        assert torch.equal(product, expected)
 
         for row in range(num_rows):
             assert torch.equal(bits(products.multiply(packed, input, row)), expected[row:])
@@ -283,9 +311,29 @@ def test_weights_in_bfloat16_give_the_bits_of_the_same_weights_in_float32(
     x = draw(num_rows, num_in)
     weight = draw(num_out, num_in, seed=1).bfloat16()
     for products in builds:
-        assert torch.equal(
-            bits(products.product(x, weight, BF16)), bits(products.product(x, weight.float(), F32))
-        )
+        if not products.rounds(BF16):
+            assert torch.equal(
+                bits(products.product(x, weight, BF16)),
+                bits(products.product(x, weight.float(), F32)),
+            )
+
+
+@every
+@given(st.integers(1, 40), SIZES, SIZES)
+def test_where_inputs_are_rounded_they_become_the_nearest_bfloat16(
+    builds: list[Products], num_rows: int, num_in: int, num_out: int
+) -> None:
+    x = draw(num_rows, num_in)
+    # A tie, and above the largest
+    x[0, 0] = 1.00390625
+    x[-1, -1] = 3.4e38
+    weight = draw(num_out, num_in, seed=1)
+    for products in builds:
+        if products.rounds(BF16):
+            rounded = x.bfloat16().float()
+            assert torch.equal(
+                products.product(x, weight, BF16), products.product(rounded, weight, BF16)
+            )
 
 
 def test_rows_may_lie_apart(builds: list[Products]) -> None:
@@ -327,9 +375,9 @@ def test_a_value_that_is_not_finite_stays_in_its_row_and_its_channel(
 ) -> None:
     x = draw(20, 100)
     weight = draw(70, 100, seed=1)
-    expected = builds[0].product(x, weight, format)
+    sound_products = [products.product(x, weight, format) for products in builds]
     bits(x)[7, 3] = bits(weight)[11, 5] = bad
-    for products in builds:
+    for products, expected in zip(builds, sound_products, strict=True):
         out = products.product(x, weight, format)
         assert not out[7].isfinite().any() and not out[:, 11].isfinite().any()
         assert out.isfinite().sum() == 19 * 69
