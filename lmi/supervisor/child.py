@@ -1,5 +1,6 @@
-"""One child process of the supervisor, which calls `look` of each in turn, and `exited` when its
-process ends.
+"""One child process of the supervisor: how it is started, judged, and started again when it dies.
+
+The supervisor calls `look` of each child in turn, and `exited` when a process has ended.
 """
 
 import logging
@@ -7,7 +8,7 @@ import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from msgspec import Struct
 
@@ -19,9 +20,9 @@ from lmi.supervisor.output import ChildOutput
 from lmi.supervisor.pauses import Pauses
 from lmi.supervisor.restarts import LONGEST_DELAY_S, STEADY_S, RestartTable
 
-# When the system refused a process, the next try comes after so long.
+# When the system refused a process, the next attempt comes after so long.
 FORK_AGAIN_S = 1.0
-# The least time between two lines about that.
+# The least time between two lines of the log about that.
 REFUSED_EVERY_S = 60.0
 # How long a hung process may write its stacks before it is killed.
 STACKS_S = 0.5
@@ -46,17 +47,23 @@ class Failure(Struct, frozen=True, kw_only=True):
         return cls(code=error.exit_code, cause=error.label, stage=stage, message=str(error))
 
 
+class Cause(NamedTuple):
+    """Why a process ended: on one line for people, and the label of the error, if there was one."""
+
+    reason: str
+    label: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildKind:
     """How the processes of one kind are started, judged, restarted and stopped."""
 
-    # For people; {slot} becomes the number.
+    # Its name for people, in which {slot} becomes the number.
     title: str
-    # By slot.
+    # Return command and environment of the process in a slot.
     argv: Callable[[int], Sequence[str]]
-    # By slot.
     environ: Callable[[int], Mapping[str, str]]
-    # Makes a process one of another user.
+    # Makes the process one of another user.
     become: Callable[[], None] | None = None
     inherited_fds: tuple[int, ...] = ()
     # The working directory of its processes; None: the supervisor's.
@@ -64,11 +71,11 @@ class ChildKind:
     # The logger of its output; None: it prints where the supervisor prints.
     output_logger: str | None = None
     oom_score: int = 0
-    # Those of a process with a record.
+    # When a process with a record counts as hung.
     limits: HangLimits | None = None
+    # Makes the table that says when a process is started again.
     restarts: Callable[[], RestartTable]
-    # Returns the error that an exit means if another start cannot mend it, from the exit's code and
-    # reason.
+    # Takes code and reason of an exit. Returns the error if no other start can mend it.
     fatal: Callable[[int, str], StartError | None]
     # The cause of a failure after too many deaths.
     lost_label: str
@@ -93,9 +100,9 @@ class Child:
         self.is_done = False
         # The records of the other replicas, which may serve without this one.
         self.others: Sequence[EngineRecord] = ()
-        # That of the running process, or of the last one.
+        # The output of the running process, or of the last one.
         self.output: ChildOutput | None = None
-        # Its process may end and does not start again.
+        # Whether its process may end and does not start again.
         self.is_retired = False
         # A child of one shot that must be done before this one starts.
         self.waits_for: Child | None = None
@@ -104,7 +111,7 @@ class Child:
         self._table = kind.restarts()
         # When the next process may start.
         self._start_s = 0.0
-        # When the log said last that the system refused one.
+        # When the log last said that the system refused one.
         self._refused_s = -math.inf
         # When this process started or, if it ends by itself, when its end began.
         self._began_s = 0.0
@@ -112,7 +119,7 @@ class Child:
         self._was_ready = False
         # Whether it ends though nobody told it to.
         self._ends_by_itself = False
-        # Why it counts as hung.
+        # Why it counts as hung, or "".
         self._hung = ""
         self._work = StepWork(self._times)
         # When to kill a hung process.
@@ -122,7 +129,8 @@ class Child:
         """Start the process when its time has come, notice that it is ready or hangs, and kill a
         hung one.
         """
-        if self.is_retired or (self.waits_for is not None and not self.waits_for.is_done):
+        must_wait = self.waits_for is not None and not self.waits_for.is_done
+        if self.is_retired or must_wait:
             return
 
         if self.pid is None:
@@ -148,21 +156,8 @@ class Child:
             self.record.phase = Phase.STARTING
 
         self.close()
-        kind = self.kind
         try:
-            self.output = None
-            if kind.output_logger:
-                self.output = ChildOutput(kind.output_logger, role=self.name)
-
-            self.pid = linux.spawn(
-                kind.argv(self._slot),
-                kind.environ(self._slot),
-                oom_score=kind.oom_score,
-                become=kind.become,
-                inherited_fds=kind.inherited_fds,
-                folder=kind.folder,
-                output_fd=self.output.writer if self.output else None,
-            )
+            self.pid = self._spawn()
         except OSError as error:
             self._start_s = now + FORK_AGAIN_S
             if now - self._refused_s >= REFUSED_EVERY_S:
@@ -179,6 +174,25 @@ class Child:
 
         if self.record is not None:
             log.info("%s starts as process %d", self.name, self.pid)
+
+    def _spawn(self) -> int:
+        """Start a process, with an output of its own if its kind has a logger, and return its pid.
+        Raises OSError.
+        """
+        kind = self.kind
+        self.output = None
+        if kind.output_logger:
+            self.output = ChildOutput(kind.output_logger, role=self.name)
+
+        return linux.spawn(
+            kind.argv(self._slot),
+            kind.environ(self._slot),
+            oom_score=kind.oom_score,
+            become=kind.become,
+            inherited_fds=kind.inherited_fds,
+            folder=kind.folder,
+            output_fd=self.output.writer if self.output else None,
+        )
 
     def send(self, signum: signal.Signals) -> None:
         """Send a signal to the process, or SIGKILL to its whole group. Does nothing if no process
@@ -198,14 +212,11 @@ class Child:
             self.output.close()
 
     def exited(self, code: int, now: float, *, is_ending: bool) -> Failure | None:
-        """Note the end of the process and plan its next start. Returns the failure if another start
-        cannot help.
-
-        While another replica serves, what another start cannot mend may end by itself, as a model
-        that was gone comes back.
+        """Note the end of the process and plan its next start. Returns the failure if no other
+        start can help.
         """
         record = self.record
-        reason, label = self._reason(code)
+        cause = self._cause(code)
         if record is None:
             stage = self.kind.title
             was_ready = now - self._began_s >= STEADY_S
@@ -214,26 +225,45 @@ class Child:
             # It may have become ready since the last turn.
             was_ready = self._was_ready or record.phase == Phase.READY
 
-        self._clear(reason, label, now)
+        self._clear(cause, now)
         self.is_done = self.kind.is_one_shot and code == 0
         if is_ending or self.is_done:
             return None
 
-        replica_serves = any(record.phase == Phase.READY for record in self.others)
-        is_again = record is not None and record.num_starts > 1
-        error = None if is_again and replica_serves else self.kind.fatal(code, reason)
+        error = self._fatal_error(code, cause.reason)
         if error is None:
             delay_s = self._table.delay_s(now, was_ready=was_ready)
             if delay_s is not None:
                 self._start_s = now + delay_s
-                log.error("%s lost: %s; next start in %g s", self.name, reason, delay_s)
+                log.error("%s lost: %s; next start in %g s", self.name, cause.reason, delay_s)
                 return None
 
-        failure = None
-        deaths = f"died {self._table.num_deaths} times, the last time it {reason}"
+        if record is not None:
+            record.phase = Phase.FAILED
+
         if error is not None:
-            failure = Failure.of(error, stage)
-        elif self._table.max_deaths > 1 and replica_serves:
+            return Failure.of(error, stage)
+
+        return self._give_up(cause.reason, stage, now)
+
+    def _fatal_error(self, code: int, reason: str) -> StartError | None:
+        """Return the error of an exit if no other start can mend it.
+
+        A replica that has been restarted has none while another one serves: what is wrong may end
+        by itself, as where a model's files were gone for a while.
+        """
+        was_restarted = self.record is not None and self.record.num_starts > 1
+        if was_restarted and self._replica_serves:
+            return None
+
+        return self.kind.fatal(code, reason)
+
+    def _give_up(self, reason: str, stage: str, now: float) -> Failure | None:
+        """Return the failure of a child that died too often. If another replica serves, return None
+        and try again, seldom.
+        """
+        deaths = f"died {self._table.num_deaths} times, the last time it {reason}"
+        if self._table.max_deaths > 1 and self._replica_serves:
             self._start_s = now + LONGEST_DELAY_S
             log.error(
                 "%s failed: it %s; another replica serves, next try in %g s",
@@ -241,23 +271,23 @@ class Child:
                 deaths,
                 LONGEST_DELAY_S,
             )
-        else:
-            failure = Failure(
-                code=1,
-                cause=self.kind.lost_label,
-                stage=stage,
-                message=f"{self.name} {deaths}",
-                notice_s=self.kind.lost_notice_s,
-            )
+            return None
 
-        if record is not None:
-            record.phase = Phase.FAILED
+        return Failure(
+            code=1,
+            cause=self.kind.lost_label,
+            stage=stage,
+            message=f"{self.name} {deaths}",
+            notice_s=self.kind.lost_notice_s,
+        )
 
-        return failure
+    @property
+    def _replica_serves(self) -> bool:
+        return any(replica.phase == Phase.READY for replica in self.others)
 
     def _times(self) -> dict[int, float]:
-        """Return the processor time of each thread but the main one, which only serves the socket
-        and never steps.
+        """Return the processor times of the threads by their ids, without that of the main one,
+        which serves the socket and never steps.
         """
         if self.pid is None:
             return {}
@@ -289,7 +319,7 @@ class Child:
 
         if reason:
             log.error("%s %s; its stacks follow, then it is killed", self.name, reason)
-            self._lose(record, reason, "", now)
+            self._note_loss(record, Cause(reason), now)
             self._hung = reason
             self._kill_s = now + STACKS_S
             self.send(signal.SIGUSR2)
@@ -302,20 +332,20 @@ class Child:
                 self._work.worked_s,
             )
 
-    def _reason(self, code: int) -> tuple[str, str]:
-        """Return why the process ended, on one line, and the label of that error."""
+    def _cause(self, code: int) -> Cause:
+        """Return why the process ended."""
         record = self.record
         if self._hung:
-            return self._hung, ""
+            return Cause(self._hung)
 
-        # Without a pid the process did not come so far that it wrote a reason.
+        # A reason without a pid is an old one: the process ended before it could write its own.
         if record is not None and code > 0 and record.pid and record.reason:
-            return record.reason, record.cause
+            return Cause(record.reason, record.cause)
 
         label = NoMemory.label if code == -signal.SIGKILL else ""
-        return processes.describe_exit(code), label
+        return Cause(processes.describe_exit(code), label)
 
-    def _clear(self, reason: str, label: str, now: float) -> None:
+    def _clear(self, cause: Cause, now: float) -> None:
         """Clean up after the process: kill its group, log its last output, clear the gauges of its
         record.
         """
@@ -326,11 +356,11 @@ class Child:
         self.pid = None
         if self.record is not None:
             self.record.release()
-            self._lose(self.record, reason, label, now)
+            self._note_loss(self.record, cause, now)
 
-    def _lose(self, record: EngineRecord, reason: str, label: str, now: float) -> None:
+    def _note_loss(self, record: EngineRecord, cause: Cause, now: float) -> None:
         """Write into the record that the process is lost, and why."""
         record.phase = Phase.LOST
-        record.reason = reason
-        record.cause = label
+        record.reason = cause.reason
+        record.cause = cause.label
         record.lost_s = now

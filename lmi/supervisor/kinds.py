@@ -1,5 +1,5 @@
-"""How each child of the supervisor starts: its command, its environment, and what its exit codes
-mean.
+"""The kinds of the supervisor's children: with which command and environment each starts, and what
+its exit codes mean.
 """
 
 import logging
@@ -33,30 +33,63 @@ FAILED_NOTICE_S = 2.0
 MAX_FRONT_END_DEATHS = 10
 FRONT_END_DEATHS_WINDOW_S = 600.0
 ENGINE_OOM_SCORE = 500
+# The errors that no other start of an engine can mend, by exit code.
 ENGINE_ERRORS = {
     error.exit_code: error for error in (BadConfiguration, ModelUnusable, SecurityRefused)
 }
-# Exit codes of gunicorn: 3 if a worker cannot boot, 4 if it cannot load the app.
+# By gunicorn's exit code: 3 if a worker cannot boot, 4 if it cannot load the app.
 FRONT_END_ERRORS: dict[int, type[StartError]] = {3: StartError, 4: ModelUnusable}
-SECRET = re.compile(
-    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASS|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_KEY|PRIVATE_KEY|AUTH"
-    r"|AUTHORIZATION|COOKIES?|DSN|CONNECTION_STRING|PAT$)(_|$)|(?<!^PUBLIC)(?<!_PUBLIC)_KEY$|_PWD$|^PIP_(EXTRA_)?INDEX_URL$"
-    r"|^OTEL_EXPORTER_OTLP_(\w+_)?HEADERS$"
+# Words that a name of a secret has between underscores.
+SECRET_WORDS = (
+    "TOKEN",
+    "SECRET",
+    "PASSWORD",
+    "PASSWD",
+    "PASS",
+    "PASSPHRASE",
+    "CREDENTIALS?",
+    "API_?KEY",
+    "ACCESS_KEY",
+    "PRIVATE_KEY",
+    "AUTH",
+    "AUTHORIZATION",
+    "COOKIES?",
+    "DSN",
+    "CONNECTION_STRING",
+    "PAT$",
 )
-# Variables that may hold a key of the collector.
+# The names, in upper case, of variables that hold secrets.
+SECRET_NAMES = (
+    rf"(^|_)({'|'.join(SECRET_WORDS)})(_|$)",
+    # Any key but a public one.
+    r"(?<!^PUBLIC)(?<!_PUBLIC)_KEY$",
+    r"_PWD$",
+    # An address that may name a user with a password.
+    r"^PIP_(EXTRA_)?INDEX_URL$",
+    # They may hold a key of the collector.
+    r"^OTEL_EXPORTER_OTLP_(\w+_)?HEADERS$",
+)
+SECRET = re.compile("|".join(SECRET_NAMES))
+# Secrets that front ends need: they may hold a key of the collector.
 OF_EXPORTER = re.compile(r"OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS")
-# In a value: an address that names who asks, https://user:password@host.
+# In a value: an address that names a user, https://user:password@host.
 WITH_PASSWORD = re.compile(r"://[^/?#\s]*@")
+# What pip needs of the secrets: its index, and the proxies.
 OF_PIP = re.compile("^PIP_|_PROXY$", re.IGNORECASE)
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 # Where transformers copies a checkpoint's code, by default below HF_HOME.
 CODE_CACHE = "HF_MODULES_CACHE"
+# Variables that would change how gunicorn starts.
 NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIFY_SOCKET")
 
 log = logging.getLogger(__name__)
 
 
 def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
+    """Return the kind of the engines of a model. `cores` are those that they are bound to.
+
+    Raises BadConfiguration if their user cannot read the model.
+    """
     config = runtime.config
     folder = str(runtime.path)
     handler = announced().get(config.engine.handler, USER_CODE)
@@ -64,7 +97,8 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     if user is not None:
         check_files(user, Path(config.model.path))
 
-    share = of_memory(config)
+    # It is read once, for the engines that are started again too.
+    memory = of_memory(config)
 
     def environ(slot: int) -> dict[str, str]:
         cores_of_slot = cores.engines[slot] if cores else ()
@@ -73,7 +107,7 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
             **inherited,
             **of_cores(cores_of_slot),
             **of_threads(config, os.environ),
-            **share,
+            **memory,
             REPLICA: str(slot),
             **environ_of_engine(config, os.environ, slot, folder, user),
         }
@@ -91,20 +125,20 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
 
 
 def user_of_engine(config: Config) -> User | None:
-    """Return the user that the engines of a model run as, or None for that of the supervisor. A
-    warning says why.
+    """Return the user that the engines of a model run as, or None for that of the supervisor.
 
-    A user that may not open the GPUs cannot compute on them. The ranks of an engine on a cluster
-    are processes of that cluster, which the engine reaches as the cluster's user alone. One of
-    several models cannot ask for that.
+    `option.user` does not count, and a warning says why, if that user may not open the GPUs, or if
+    a cluster has the ranks: an engine can reach those only as the user of the cluster.
     """
     user = config.server.user
     engine = config.engine
     if user is None:
         return None
 
-    with user.acting():
-        unusable = unusable_gpu_files() if engine.device_ids else []
+    unusable: list[Path] = []
+    if engine.device_ids:
+        with user.acting():
+            unusable = unusable_gpu_files()
 
     if unusable:
         log.warning("engines run as root, since option.user=%s may not open %s", user, unusable[0])
@@ -114,8 +148,8 @@ def user_of_engine(config: Config) -> User | None:
     if config.server.multi_model:
         return user
 
-    on_cluster = announced().get(engine.handler, USER_CODE).on_cluster
-    for key, text in on_cluster.items():
+    cluster_options = announced().get(engine.handler, USER_CODE).on_cluster
+    for key, text in cluster_options.items():
         if engine.options.get(key.removeprefix("option.")) == text:
             log.warning(
                 "engines run as root, since %s=%s: their ranks are processes of the cluster",
@@ -146,8 +180,8 @@ def worker(
     words: Sequence[str] = (),
     user: User | None = None,
 ) -> ChildKind:
-    """Return the kind of a process that front ends talk to over a socket. `words` follow the slot
-    in its command.
+    """Return the kind of a process that front ends talk to over a socket: an engine, or user code.
+    `words` follow the slot in its command.
     """
 
     def fatal(code: int, reason: str) -> StartError | None:
@@ -179,8 +213,8 @@ def front_end(
 ) -> ChildKind:
     """Return the kind of the gunicorn master, which starts and restarts its workers.
 
-    If it dies, its workers finish their requests. `cores` are those it is bound to when it starts;
-    none: all.
+    If it dies, its workers finish their requests. `cores` returns the cores that it is bound to
+    when it starts; none: it may use all.
     """
     user = runtime.config.user
     fds = [listener.fileno() for listener in listeners]
@@ -197,7 +231,7 @@ def front_end(
     command.append(APP)
 
     def fatal(code: int, reason: str) -> StartError | None:
-        """Return why a front end cannot start while the server loads, or None if another start may
+        """Return why no front end can start while the server loads, or None if another start may
         succeed.
         """
         if code not in FRONT_END_ERRORS or block.supervisor.phase != Phase.LOADING:
@@ -233,9 +267,14 @@ def front_end(
 
 
 def environ_of(folder: Path, user: User | None = None) -> dict[str, str]:
-    """Return the environment that every child gets. `folder` is the server's or the model's."""
-    variables = {ENVIRONMENT_NAME: str(folder), SUPERVISOR_PID: str(os.getpid())}
-    return environ_of_child(os.environ) | (user.environ if user else {}) | variables
+    """Return the environment that every child gets. `folder` is the runtime folder of the server or
+    of the model.
+    """
+    environ = environ_of_child(os.environ)
+    if user is not None:
+        environ |= user.environ
+
+    return environ | {ENVIRONMENT_NAME: str(folder), SUPERVISOR_PID: str(os.getpid())}
 
 
 def environ_of_child(environ: Mapping[str, str]) -> dict[str, str]:
@@ -260,25 +299,26 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def environ_of_pip(environ: Mapping[str, str], user: User) -> dict[str, str]:
-    """Return the environment in which packages are installed as the user: of the secrets only those
-    of an index.
+    """Return the environment in which pip installs packages as the user. Of the secrets it has only
+    those of the index.
 
-    A package that is built runs code, and other processes of the user can read it.
+    The others are kept from it, because a package that is built runs code, and other processes of
+    the user can read its environment.
     """
-    of_index = {name: value for name, value in environ.items() if OF_PIP.search(name)}
-    return without_secrets(environ) | user.environ | of_index
+    variables_of_pip = {name: value for name, value in environ.items() if OF_PIP.search(name)}
+    return without_secrets(environ) | user.environ | variables_of_pip
 
 
 def environ_of_server(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that front ends and engines inherit: without secrets, and no library
-    asks a hub.
+    """Return the environment that front ends and engines inherit: it has no secrets, and keeps
+    libraries from asking a hub.
     """
     return without_secrets(environ) | OFFLINE
 
 
 def environ_of_front_end(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of front ends, which send traces and so have the headers for their
-    collector.
+    """Return the environment of front ends. It has the headers for the collector of the traces that
+    they send.
     """
     headers = {name: value for name, value in environ.items() if OF_EXPORTER.fullmatch(name)}
     return environ_of_server(environ) | headers
@@ -291,20 +331,22 @@ def environ_of_engine(
     folder: str = "",
     user: User | None = None,
 ) -> dict[str, str]:
-    """Return the variables of the engine in this slot, beside those that it inherits. Libraries
-    read them at import.
+    """Return the variables of the engine in this slot, beside those that it inherits. They are set
+    before it starts, because libraries read them at import.
 
     `folder` is for sockets, and for what `user` cannot write elsewhere. The supervisor removes it
     when the server ends.
     """
     configured = config.engine.environ
-    environ = {**environ, **(user.environ if user else {}), **configured}
+    of_user = user.environ if user else {}
+    environ = {**environ, **of_user, **configured}
     handler = announced().get(config.engine.handler, USER_CODE)
     variables = dict[str, str]()
 
     # A port variable that is set keeps its value.
     names = handler.port_variables
-    ports = config.engine.ports[slot * len(names) :]
+    first = slot * len(names)
+    ports = config.engine.ports[first : first + len(names)]
     for name, port in zip(names, ports, strict=False):
         if name not in environ:
             variables[name] = str(port)
@@ -315,7 +357,7 @@ def environ_of_engine(
         if user and CODE_CACHE not in environ:
             variables[CODE_CACHE] = os.path.join(folder, "modules")
 
-    # It looks which folders the engine can write.
+    # The handler looks which folders the engine can write.
     with user.acting() if user else nullcontext():
         variables |= handler.environment(config.engine, environ, slot, folder)
 
@@ -323,8 +365,8 @@ def environ_of_engine(
 
 
 def with_installed(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that put what was installed first on the path of a process, or none if
-    nothing was.
+    """Return the variable that lets a process find the packages that were installed before all
+    others, or none if nothing was installed.
     """
     if config.requirements is None:
         return {}

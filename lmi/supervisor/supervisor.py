@@ -1,10 +1,10 @@
 """The supervisor starts engines, user code and front ends, restarts those that die, and stops all
 in order.
 
-It is the container's main process and stays small so that it never fails: no threads, no asyncio,
-one loop that polls for signals, deaths and the clock. It binds the port first and passes it on, so
-the port answers before there is a model and stays open when a front end dies. It reads the state of
-an engine from the shared blocks.
+It is the container's main process and stays small so that it never fails: it has no threads and no
+asyncio, but one loop, which looks for signals, deaths and what is due. It binds the port first and
+passes it on, so the port answers before there is a model and stays open when a front end dies. It
+reads the states of the other processes from the shared blocks.
 """
 
 import logging
@@ -21,7 +21,7 @@ from lmi.errors import StartError
 from lmi.gateway import local_url
 from lmi.http.listener import bind
 from lmi.runtime import ServerRuntime
-from lmi.settings.config import Config
+from lmi.settings.config import Config, ServerConfig
 from lmi.settings.resolve import Resolved
 from lmi.shared import linux, processes
 from lmi.shared.log import count_dropped_in, follow
@@ -41,14 +41,15 @@ from lmi.supervisor.stages import Settle, Stage
 from lmi.supervisor.takeover import LEAST_LEAVING_S, Handover, Predecessor, find
 from lmi.supervisor.throughput import Throughput
 
+# The loop waits so long for signals, deaths and output.
 TICK_S = 0.2
 LOADING_TICK_S = 0.05
 # SageMaker may not wait for a start that takes so long.
 WARN_AFTER_S = 300.0
-# For each stage of an immediate end: engines, errors to clients, front ends.
+# The time of each stage of an immediate end: engines end, clients get their errors, front ends end.
 STOP_S = 0.5
-# For a library's process that tidies up after an engine and ends by itself when the engine has
-# ended.
+# The time for processes that libraries have started, which tidy up after an engine and then end by
+# themselves.
 STRAYS_S = 0.3
 OWN_OOM_SCORE = -500
 TOLD_TO_STOP = "the server was told to stop"
@@ -75,14 +76,15 @@ class Supervisor:
         self._runtime = runtime
         self._config = runtime.config
         self._block = runtime.attach()
-        # Those of the server's port, and of that for management, if there is one.
+        # The sockets of the server's port, and of that for management, if there is one.
         self._listeners = listeners
         # The server whose ports this one takes over, if it does.
         self._predecessor = predecessor
         self._handover = Handover(listeners, predecessor.end if predecessor else None)
         self._signal_pipe = signal_pipe
-        # Front ends inherit it, if there are files of keys or certificates.
+        # What the files of keys and certificates hold, for front ends. None: there are none.
         self._credentials = credentials
+        # The stages of the start that are left, and then the settings of the model.
         self._steps = steps
         self._stage: Stage | None = None
 
@@ -95,7 +97,7 @@ class Supervisor:
             self._models = follower.models
             self._follow = follower.look
 
-        # The cores of the front ends; none: all.
+        # The cores that front ends are bound to. None: they may use all.
         self._cores: Sequence[int] = ()
         front_end = kinds.front_end(
             runtime, self._block, listeners, lambda: self._cores, credentials
@@ -107,11 +109,12 @@ class Supervisor:
         self._pause_notes = PauseNotes()
         self._throughput = Throughput(self._config.throughput_interval_s, time.monotonic())
 
-        # Also in its record, where `/ping` reads it.
+        # It is also in the supervisor's record, where `/ping` reads it.
         self._phase = Phase.STARTING
         self._started_s = time.monotonic()
         # When the phase began.
         self._phase_s = self._started_s
+        # When the start counts as slow; infinite after the warning.
         self._warn_after_s = WARN_AFTER_S
         # How long a drain answers 503 before the port closes.
         self._notice_s = 0.0
@@ -146,16 +149,25 @@ class Supervisor:
     @property
     def _workers(self) -> list[Child]:
         """The children that are no front ends."""
-        of_models = (child for model in self._models for child in model.children)
-        stages = [] if self._stage is None else [self._stage]
-        return [*stages, *self._gateways, *self._fetches, *of_models]
+        children: list[Child] = []
+        if self._stage is not None:
+            children.append(self._stage)
+
+        children += self._gateways
+        children += self._fetches
+        for model in self._models:
+            children += model.children
+
+        return children
 
     def _advance(self) -> None:
         """Begin the next stage of the start. After the last one the model's processes start."""
         try:
             step = next(self._steps, None)
-            self._stage = step if isinstance(step, Stage) else None
-            if isinstance(step, Config):
+            self._stage = None
+            if isinstance(step, Stage):
+                self._stage = step
+            elif step is not None:
                 self._add_model(step)
         except StartError as error:
             self._fail(Failure.of(error, "start"))
@@ -164,6 +176,7 @@ class Supervisor:
             self._fail(Failure.of(StartError(f"{type(error).__name__}: {error}"), "start"))
 
     def _add_model(self, config: Config) -> None:
+        """Let the children of the model begin, on cores of their own where there are enough."""
         self._block.supervisor.stage = ""
         cores = claimed(Cores.of(config, os.environ, usable()))
         if cores is None:
@@ -188,21 +201,17 @@ class Supervisor:
         return self._phase in (Phase.DRAINING, Phase.FAILED)
 
     def _tick(self, timeout_s: float) -> None:
+        """Take one turn of the loop: do what signals and deaths ask for, and what is due."""
         for signum in self._wait(timeout_s):
             self._on_signal(signum)
 
         for pid, code in processes.reap():
             self._on_exit(pid, code, time.monotonic())
 
+        now = time.monotonic()
+        self._log_what_goes_on(now)
         for model in self._models:
             model.block.supervisor.log_level = self._block.supervisor.log_level
-
-        now = time.monotonic()
-        engines = (record for model in self._models for record in model.block.engines)
-        self._throughput.look(engines, now)
-        note = self._pause_notes.note(self._pauses.note(now), now)
-        if note:
-            log.info("%s", note)
 
         if self._failure is not None:
             # By then `/ping` has reported it for long enough.
@@ -224,7 +233,18 @@ class Supervisor:
         else:
             self._look_after_children(now)
 
+    def _log_what_goes_on(self, now: float) -> None:
+        """Log the engines' throughput, and that the machine has paused this process."""
+        engines = (record for model in self._models for record in model.block.engines)
+        self._throughput.look(engines, now)
+        note = self._pause_notes.note(self._pauses.note(now), now)
+        if note:
+            log.info("%s", note)
+
     def _look_after_children(self, now: float) -> None:
+        """Do what is due in every turn before a drain: start, judge and restart children, go on
+        with the start, and announce that the server is ready.
+        """
         self._leave_in_time(now)
         self._follow()
         for model in self._models:
@@ -244,14 +264,14 @@ class Supervisor:
         self._warn_of_slow_start(now)
 
     def _wait(self, timeout_s: float) -> list[signal.Signals]:
-        """Wait for signals, deaths and output of the children, and log the output. Returns the
-        signals.
+        """Wait for signals, and for deaths and output of the children. Logs the output, and returns
+        the signals.
         """
-        outputs = [
-            child.output
-            for child in self._children
-            if child.output is not None and child.output.is_open
-        ]
+        outputs = []
+        for child in self._children:
+            if child.output is not None and child.output.is_open:
+                outputs.append(child.output)
+
         now = time.monotonic()
         readers = [output.reader for output in outputs if output.may_wake(now)]
         signals = self._signal_pipe.wait(timeout_s, readers)
@@ -261,20 +281,16 @@ class Supervisor:
         return signals
 
     def _on_signal(self, signum: signal.Signals) -> None:
-        delay_s = self._config.drain_delay_s
-        timeout_s = self._config.drain_timeout_s
-        is_hangup = signum == signal.SIGHUP and self._credentials is None and sys.stderr.isatty()
-
-        if signum == signal.SIGTERM and self._phase == Phase.READY and delay_s:
-            log.info(
-                "SIGTERM: new requests are served for %g s more, then open ones have %g s",
-                delay_s,
-                timeout_s,
-            )
-            self._enter(Phase.LEAVING, TOLD_TO_STOP)
-        elif signum == signal.SIGTERM and not self._is_ending:
-            self._begin_drain("SIGTERM: ", drain_notice_s(timeout_s))
-        elif signum in ENDING or is_hangup:
+        """SIGTERM begins the end, or goes on with it, and any other signal that ends a process
+        stops the server now. SIGHUP reads credentials again, or says that the terminal is gone.
+        SIGUSR1 switches debugging on or off.
+        """
+        terminal_is_gone = (
+            signum == signal.SIGHUP and self._credentials is None and sys.stderr.isatty()
+        )
+        if signum == signal.SIGTERM and not self._is_ending:
+            self._begin_end()
+        elif signum in ENDING or terminal_is_gone:
             log.info("%s: stopping now", signum.name)
             self._exit_code = 128 + signum if self._failure is None else self._failure.code
         elif signum == signal.SIGHUP and self._credentials is not None:
@@ -282,9 +298,23 @@ class Supervisor:
         elif signum == signal.SIGUSR1:
             self._toggle_debug()
 
+    def _begin_end(self) -> None:
+        """Serve on for `drain_delay` if there is one and the server is ready. Else drain."""
+        delay_s = self._config.drain_delay_s
+        timeout_s = self._config.drain_timeout_s
+        if self._phase == Phase.READY and delay_s:
+            log.info(
+                "SIGTERM: new requests are served for %g s more, then open ones have %g s",
+                delay_s,
+                timeout_s,
+            )
+            self._enter(Phase.LEAVING, TOLD_TO_STOP)
+        else:
+            self._begin_drain("SIGTERM: ", drain_notice_s(timeout_s))
+
     def _toggle_debug(self) -> None:
-        """Log from DEBUG on, or from the level of the settings again. The processes with a record
-        follow.
+        """Log from DEBUG on, or again from the level of the settings on. All processes that have a
+        record do the same.
         """
         configured = logging.getLevelNamesMapping()[self._config.log_level]
         is_debug = logging.getLogger().level == logging.DEBUG
@@ -293,8 +323,11 @@ class Supervisor:
         follow(level)
 
     def _on_exit(self, pid: int, code: int, now: float) -> None:
+        """Let the child know that its process has ended, and end what depends on it if it has
+        failed.
+        """
         child = next((child for child in self._children if child.pid == pid), None)
-        # Without a child, it is perhaps a front-end worker that outlived its master.
+        # Without a child, it may be a front end that has outlived gunicorn's master.
         if child is None:
             for record in self._block.frontends:
                 if record.pid == pid:
@@ -313,22 +346,20 @@ class Supervisor:
             model.block.supervisor.num_engine_restarts += 1
 
     def _fail(self, failure: Failure, model: RunningModel | None = None) -> None:
-        """End the server, or only the model if others may be served."""
+        """End the server, or only the model if the server can go on without it."""
         if model is None or not model.give_up(failure.message, time.monotonic()):
             self._failure = failure
             self._enter(Phase.FAILED, failure.message)
 
     @property
     def _may_accept(self) -> bool:
-        """Whether front ends may run: while another server has the port, only those that can answer
-        its clients.
+        """Whether front ends may run. While another server has the port they must not take its
+        clients before there is a model to answer them.
         """
-        predecessor = self._predecessor
-        return (
-            predecessor is None
-            or not predecessor.is_there
-            or any(model.is_ready for model in self._models)
-        )
+        if self._predecessor is None or not self._predecessor.is_there:
+            return True
+
+        return any(model.is_ready for model in self._models)
 
     def _hand_over(self, heir: int) -> None:
         """Leave the port to the server that took it over, and serve only the connections that are
@@ -345,14 +376,8 @@ class Supervisor:
             self._enter(Phase.LEAVING, TOLD_TO_STOP)
 
     def _announce(self) -> None:
-        """Print the banner once, when the server can give its first answer."""
-        num_front_ends = sum(record.beat_s > 0 for record in self._block.frontends)
-        if self._phase != Phase.LOADING:
-            return
-
-        is_heir = self._predecessor is not None and self._predecessor.is_there
-        num_needed = self._config.frontend_workers if is_heir else 1
-        if num_front_ends < num_needed:
+        """Be READY and print the banner, as soon as the server can give its first answer."""
+        if self._phase != Phase.LOADING or not self._has_front_ends:
             return
 
         port = self._listeners[0].getsockname()[1]
@@ -372,10 +397,17 @@ class Supervisor:
             if self._predecessor is not None:
                 self._predecessor.say_ready()
 
+    @property
+    def _has_front_ends(self) -> bool:
+        """Whether enough front ends run: one, but all where they replace those of another server."""
+        num_front_ends = sum(record.beat_s > 0 for record in self._block.frontends)
+        if self._predecessor is not None and self._predecessor.is_there:
+            return num_front_ends >= self._config.frontend_workers
+
+        return num_front_ends >= 1
+
     def _warn_of_slow_start(self, now: float) -> None:
-        """Warn once on SageMaker if the server takes so long to be ready that the platform may give
-        up.
-        """
+        """Warn once, on SageMaker, if the start takes so long that the platform may give up."""
         is_late = self._pauses.ran_s(self._started_s, now) >= self._warn_after_s
         if self._phase != Phase.LOADING or not is_late:
             return
@@ -391,14 +423,16 @@ class Supervisor:
         log.warning("%s", banner.slow_start(now - self._started_s, stage, record.progress))
 
     def _leave_in_time(self, now: float) -> None:
-        """Begin the drain at the end of `drain_delay`, in which everybody was told of it."""
+        """Begin the drain at the end of `drain_delay`, in which `/ping` has said that the server
+        leaves.
+        """
         least_s = LEAST_LEAVING_S if self._block.supervisor.heir else 0.0
         delay_s = max(self._config.drain_delay_s, least_s)
         if self._phase == Phase.LEAVING and self._pauses.ran_s(self._phase_s, now) >= delay_s:
             self._begin_drain("", notice_s=0.0)
 
     def _begin_drain(self, reason: str, notice_s: float) -> None:
-        """Take no new requests: answer them with 503 for `notice_s`, and then close the port."""
+        """Take no new requests. They are answered with 503 for `notice_s`, then the port closes."""
         log.info("%sno new requests, open ones have %g s", reason, self._config.drain_timeout_s)
         self._notice_s = notice_s
         self._enter(Phase.DRAINING, TOLD_TO_STOP)
@@ -409,18 +443,17 @@ class Supervisor:
         """
         timeout_s = self._config.drain_timeout_s
         since_s = self._pauses.ran_s(self._phase_s, now)
-        records = [child.record for child in self._workers if child.record is not None]
-        has_ready = any(record.phase == Phase.READY for record in records)
-        is_serving = self._config.multi_model or has_ready
+        is_serving = self._config.multi_model or self._has_ready_worker
         # For `_notice_s` the port stays open and answers 503.
-        if self._is_listening and (since_s >= self._notice_s or not is_serving):
+        is_noticed = since_s >= self._notice_s
+        if self._is_listening and (is_noticed or not is_serving):
             self._stop_listening()
             self._front_end.send(signal.SIGTERM)
 
-        # A dead master's workers count too.
+        # Workers whose master is dead count too.
         has_workers = any(map(processes.is_alive, self._front_end_pids()))
         has_front_ends = self._front_end.pid is not None or has_workers
-        if not self._is_listening and (not is_serving or not has_front_ends):
+        if not self._is_listening and not (is_serving and has_front_ends):
             _send(self._workers, signal.SIGTERM)
 
         if since_s >= timeout_s + DRAIN_CUT_S:
@@ -429,6 +462,14 @@ class Supervisor:
         is_over = since_s >= timeout_s + DRAIN_END_S
         if is_over or not any(child.pid for child in self._children):
             self._exit_code = 0
+
+    @property
+    def _has_ready_worker(self) -> bool:
+        for child in self._workers:
+            if child.record is not None and child.record.phase == Phase.READY:
+                return True
+
+        return False
 
     @property
     def _is_listening(self) -> bool:
@@ -440,13 +481,16 @@ class Supervisor:
             listener.close()
 
     def _front_end_pids(self) -> list[int]:
-        """Return the master, if it runs, and every worker."""
-        master = [] if self._front_end.pid is None else [self._front_end.pid]
-        return [*master, *(record.pid for record in self._block.frontends if record.pid)]
+        """Return gunicorn's master, if it runs, and every worker of it."""
+        pids = [record.pid for record in self._block.frontends if record.pid]
+        if self._front_end.pid is not None:
+            pids.insert(0, self._front_end.pid)
+
+        return pids
 
     def _stop_all(self) -> None:
-        """Stop all children. At its end no child is left that can be killed, and clients have got
-        their errors.
+        """Stop all children. When it returns, every process that can be killed has ended, and
+        clients have got their errors.
         """
         self._stop_listening()
         self._stop(self._workers)
@@ -459,6 +503,7 @@ class Supervisor:
             child.read_last()
 
     def _kill_strays(self) -> None:
+        """Wait a moment for processes that children have left behind, then kill them."""
         patient_until_s = time.monotonic() + STRAYS_S
         pids = processes.children()
         while pids and time.monotonic() < patient_until_s + STOP_S:
@@ -478,6 +523,7 @@ class Supervisor:
         _send(children, signal.SIGKILL)
 
     def _wait_while(self, holds: Callable[[], object]) -> None:
+        """Wait until something no longer holds, for STOP_S at most."""
         deadline_s = time.monotonic() + STOP_S
         while holds() and time.monotonic() < deadline_s:
             self._wait(0.02)
@@ -489,17 +535,10 @@ def _send(children: Iterable[Child], signum: signal.Signals) -> None:
         child.send(signum)
 
 
-def serve(resolved: Resolved, settle: Settle) -> int:
-    """Serve until a signal or a failure ends the server. Returns the exit code. A StartError comes
-    before any child.
+def _listeners_of(config: ServerConfig, predecessor: Predecessor | None) -> list[socket.socket]:
+    """Return the listening sockets of a server, where it can those of the one that it replaces.
+    Raises PortUnavailable.
     """
-    config = resolved.config.server
-    stages.raise_file_limit()
-    num_engines = 1 if config.multi_model else resolved.config.engine.num_engines
-    stages.check_task_limit(config.frontend_workers, num_engines)
-    credentials = hand_over(config)
-
-    predecessor = find(config.host, config.port) if config.takeover else None
     listen = bind if predecessor is None else predecessor.listener
     listeners = [listen(config.host, config.port)]
     if config.management_port is not None:
@@ -508,10 +547,27 @@ def serve(resolved: Resolved, settle: Settle) -> int:
     if predecessor is not None:
         predecessor.close_others()
 
+    return listeners
+
+
+def serve(resolved: Resolved, settle: Settle) -> int:
+    """Serve until a signal or a failure ends the server. Returns the exit code. Raises StartError
+    before any child has started.
+    """
+    config = resolved.config.server
+    stages.raise_file_limit()
+    num_engines = 1 if config.multi_model else resolved.config.engine.num_engines
+    stages.check_task_limit(config.frontend_workers, num_engines)
+
+    credentials = hand_over(config)
+    predecessor = find(config.host, config.port) if config.takeover else None
+    listeners = _listeners_of(config, predecessor)
+
     linux.set_title("lmi-supervisor")
     linux.adopt_orphans()
     linux.set_oom_score(OWN_OOM_SCORE)
     linux.hide_memory()
+
     signal_pipe = SignalPipe()
     if config.user is not None:
         # Front ends read what root writes.
@@ -534,8 +590,8 @@ def serve(resolved: Resolved, settle: Settle) -> int:
 
 
 def run(resolved: Resolved, settle: Settle) -> int:
-    """Serve and return the exit code. `settle` completes settings after a fetch. Prints why a start
-    fails.
+    """Serve, and return the exit code. Prints why a start fails. `settle` completes the settings
+    after a fetch.
     """
     try:
         return serve(resolved, settle)

@@ -1,12 +1,17 @@
 """A new server takes the ports of one that runs on this machine, without a moment in which nobody
 listens.
 
-Each server keeps an end open at an abstract socket that is named for its address (`Handover`). A
-server that starts with `takeover` asks there (`Predecessor`), and gets the listening sockets at
-once: they stay open whatever happens to the old server. It loads its model while the old one serves
-on. Its front ends then accept beside those of the old one, on the same sockets, so no connection
-that waits in them is lost, and it says READY. The old one accepts no more, and drains. If either
-closes the conversation before that, because it failed or was told to stop, the other serves alone.
+1. Each server listens at an abstract unix socket that is named for its address: the end of its
+   `Handover`. A server that starts with `takeover` connects to it, and from then on knows the old
+   server as its `Predecessor`.
+2. The new server gets the listening sockets at once, so they stay open whatever happens to the old
+   one. It loads its model while the old one serves on.
+3. Its front ends accept on the same sockets as those of the old one, so no connection that waits in
+   them is lost. Then it says READY.
+4. The old server accepts no more connections, and drains.
+
+If either closes the conversation before READY, because it failed or was told to stop, the other
+serves alone.
 
 Sources: unix(7) for abstract sockets, which the kernel removes with their owner, SO_PEERCRED and
 SCM_RIGHTS.
@@ -19,7 +24,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import msgspec
@@ -28,14 +33,14 @@ from lmi.errors import PortUnavailable
 from lmi.http.listener import Address, address_of, bind
 
 BACKLOG = 4
-# A server whose supervisor is busy has so long to answer.
+# The time in which the old server has to answer, also where its supervisor is busy.
 ANSWER_S = 10.0
 MAX_MESSAGE_BYTES = 4096
 MAX_FDS = 8
 READY = b"ready"
-# How long a server whose ports were taken over serves the connections that it has. Each ends with
-# its next answer, so those whose clients are busy are closed by then, and no client sends a request
-# to one that is being closed.
+# The least time for which a server whose ports were taken over serves its connections. Each ends
+# with its next answer. So those of busy clients end by themselves in that time, and no client sends
+# a request on a connection that is just being closed.
 LEAST_LEAVING_S = 3.0
 # The pid, uid and gid of the other end.
 CREDENTIALS = struct.Struct("3i")
@@ -44,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What a running server says to one that asks for its ports. Its sockets come with it, unless
+    """What a running server answers one that asks for its ports. The sockets come with it, unless
     it refuses.
     """
 
@@ -53,7 +58,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Owner(NamedTuple):
-    """Whose the other end of a socket is."""
+    """The process at the other end of a socket, and its user."""
 
     pid: int
     uid: int
@@ -65,8 +70,8 @@ class Handover:
     def __init__(
         self, listeners: Sequence[socket.socket], end: socket.socket | None = None
     ) -> None:
-        """Open the end, unless it comes from the server before. Without one, nobody takes the ports
-        over.
+        """Open the end, unless it is `end`, which the server before has opened. Where it cannot be
+        opened, nobody can take the ports over.
         """
         self._listeners = listeners
         self._end = end or _open_end(listeners[0].getsockname()[:2])
@@ -75,8 +80,8 @@ class Handover:
         self._heir_pid = 0
 
     def look(self) -> int | None:
-        """Answer one who asks. Returns the pid of the server that serves in this one's place, once
-        there is one.
+        """Answer a server that asks for the ports. Returns the pid of the one that serves in this
+        one's place, once there is one.
         """
         if self._end is None:
             return None
@@ -86,10 +91,10 @@ class Handover:
             with asker:
                 self._answer(asker)
 
-        return self._heard()
+        return self._ready_heir()
 
     def close(self) -> None:
-        """Answer nobody any more. A server that loads then knows that this one is gone."""
+        """Answer nobody any more. A server that loads sees that, and knows that this one is gone."""
         for end in (self._heir, self._end):
             if end is not None:
                 end.close()
@@ -118,8 +123,8 @@ class Handover:
         self._heir_pid = owner.pid
 
     def _refusal(self, owner: Owner) -> str:
-        """Return why a process does not get the ports, or "". A pid of 0 is one of another
-        container.
+        """Return why a process does not get the ports, or "" if it gets them. The kernel shows a
+        process of another container with the pid 0.
         """
         if owner.uid != os.geteuid():
             return f"it belongs to another user ({os.geteuid()})"
@@ -132,7 +137,10 @@ class Handover:
 
         return ""
 
-    def _heard(self) -> int | None:
+    def _ready_heir(self) -> int | None:
+        """Return the pid of the server that loaded beside this one, if it has said that it is
+        ready. Forget it if it has given up.
+        """
         if self._heir is None:
             return None
 
@@ -155,28 +163,30 @@ class Handover:
 
 
 class Predecessor:
-    """The server that has the ports, as the one sees it that takes them over."""
+    """The old server, as it is known in the new one. `talk` is their conversation, `sockets` are
+    those that the old server has sent.
+    """
 
     def __init__(self, pid: int, talk: socket.socket, sockets: Iterable[socket.socket]) -> None:
         self.pid = pid
         self._talk = talk
         self._listeners: dict[Address, socket.socket] = {}
-        # That of its Handover.
+        # The end of its Handover.
         self.end: socket.socket | None = None
-        # Whether it is there and serves.
+        # Whether the old server is there and serves.
         self.is_there = True
 
-        for end in sockets:
-            # `recv_fds` leaves that open.
-            end.set_inheritable(False)
-            if end.family == socket.AF_UNIX:
-                end.setblocking(False)
-                self.end = end
+        for received in sockets:
+            # `recv_fds` leaves it open whether children inherit them.
+            received.set_inheritable(False)
+            if received.family == socket.AF_UNIX:
+                received.setblocking(False)
+                self.end = received
             else:
-                self._listeners[end.getsockname()[:2]] = end
+                self._listeners[received.getsockname()[:2]] = received
 
     def listener(self, host: str, port: int) -> socket.socket:
-        """Return the socket that listens at an address: its own, or a new one. Raises
+        """Return the socket that listens at an address: the old server's, or a new one. Raises
         PortUnavailable.
         """
         listener = self._listeners.pop(address_of(host, port), None)
@@ -197,8 +207,8 @@ class Predecessor:
             self.end.close()
 
     def look(self) -> None:
-        """Notice that it has ended, so that its clients wait in the sockets and nobody answers
-        them.
+        """Notice that the old server has ended. Then its clients wait in the sockets, and nobody
+        answers them, so this server has to.
         """
         if not self.is_there:
             return
@@ -218,7 +228,7 @@ class Predecessor:
             self._leave()
 
     def say_ready(self) -> None:
-        """Let it drain, because this server serves."""
+        """Let the old server drain, because this one serves."""
         if not self.is_there:
             return
 
@@ -236,41 +246,42 @@ class Predecessor:
 
 
 def find(host: str, port: int) -> Predecessor | None:
-    """Return the server of this user that listens at an address, or None. Raises PortUnavailable if
-    it refuses.
+    """Return the server of this user that listens at an address, or None if there is none. Raises
+    PortUnavailable if it refuses, or does not answer.
     """
-    talk = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    talk.settimeout(ANSWER_S)
-    try:
-        talk.connect(_name(address_of(host, port)))
-        owner = _owner_of(talk).uid
-        if owner != os.geteuid():
+    with ExitStack() as on_failure:
+        talk = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        on_failure.callback(talk.close)
+        talk.settimeout(ANSWER_S)
+        try:
+            talk.connect(_name(address_of(host, port)))
+            uid = _owner_of(talk).uid
+            if uid != os.geteuid():
+                raise PortUnavailable(
+                    f"{host} port {port} cannot be taken over: its server belongs to user {uid}"
+                )
+
+            message, fds, _, _ = socket.recv_fds(talk, MAX_MESSAGE_BYTES, MAX_FDS)
+        except TimeoutError:
             raise PortUnavailable(
-                f"{host} port {port} cannot be taken over: its server belongs to user {owner}"
+                f"{host} port {port} cannot be taken over: its server does not answer"
+            ) from None
+        except OSError:
+            # Nobody is there.
+            return None
+
+        sockets = [socket.socket(fileno=fd) for fd in fds]
+        if not message:
+            return None
+
+        offer = msgspec.json.decode(message, type=Offer)
+        if offer.refusal:
+            raise PortUnavailable(
+                f"{host} port {port} cannot be taken over from process {offer.pid}: {offer.refusal}"
             )
 
-        message, fds, _, _ = socket.recv_fds(talk, MAX_MESSAGE_BYTES, MAX_FDS)
-    except TimeoutError:
-        talk.close()
-        raise PortUnavailable(
-            f"{host} port {port} cannot be taken over: its server does not answer"
-        ) from None
-    except OSError:
-        # Nobody is there.
-        talk.close()
-        return None
-
-    sockets = [socket.socket(fileno=fd) for fd in fds]
-    if not message:
-        talk.close()
-        return None
-
-    offer = msgspec.json.decode(message, type=Offer)
-    if offer.refusal:
-        talk.close()
-        raise PortUnavailable(
-            f"{host} port {port} cannot be taken over from process {offer.pid}: {offer.refusal}"
-        )
+        # The conversation goes on.
+        on_failure.pop_all()
 
     talk.setblocking(False)
     log.info("process %d has the port and serves on until this server is ready", offer.pid)
@@ -291,8 +302,8 @@ def _open_end(address: Address) -> socket.socket | None:
 
 
 def _name(address: Address) -> bytes:
-    """Return the name of the abstract socket of the server at an address. Its number is that of
-    this conversation.
+    """Return the name of the abstract socket of the server at an address. The number in it is the
+    version of the conversation.
     """
     host, port = address
     return f"\0lmi-takeover-1/{host}/{port}".encode()
