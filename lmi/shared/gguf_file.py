@@ -1,12 +1,13 @@
-"""Reads what a GGUF file says of itself: its metadata, and where each tensor lies.
+"""Reads the head of a GGUF file: its metadata, and where each tensor lies.
 
-The file is a magic word, a version, the numbers of tensors and of pairs, the pairs of metadata, the
-descriptions of the tensors, and from the next multiple of the alignment on their data, which is not
-read here. A model may be split into files `NAME-00001-of-00003.gguf`, of which the first has the
-metadata. Source: the page `docs/gguf.md` of ggml.
+A file consists of a magic word, a version, the numbers of tensors and of metadata pairs, the pairs,
+the descriptions of the tensors, and the data of the tensors, which is not read here. The data
+begins at the next multiple of the alignment. A model may be split into files
+`NAME-00001-of-00003.gguf`, of which the first has the metadata. Source: the page `docs/gguf.md` of
+ggml.
 
-The file is a stranger's. So every number in it is held against the bytes that are there before
-anything is made of it, and each fault is one line that names the file and what is wrong.
+The file is a stranger's. So every number is compared with the bytes that are there before it is
+used, and each fault is one line that names the file and what is wrong with it.
 """
 
 import mmap
@@ -30,22 +31,22 @@ SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gg
 ALIGNMENT = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 
-# The files of one model.
+# The most files of one model.
 MAX_FILES = 1024
 MAX_PAIRS = 65_536
 MAX_TENSORS = 65_536
-# The dimensions and elements of one tensor.
+# The most dimensions and elements of one tensor.
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS = 1 << 40
 MAX_NAME_BYTES = 65_535
 MAX_TEXT_BYTES = 64 << 20
 MAX_METADATA_BYTES = 256 << 20
-# The items of all arrays of a file together.
+# The most items of all arrays of a file together.
 MAX_ITEMS = 8 << 20
 MAX_ALIGNMENT = 1 << 16
 
 Metadata = Mapping[str, Any]
-"""Pairs by key: whole numbers, floats, bools, texts, and lists of one of these."""
+"""Values by key: whole numbers, floats, bools, texts, and lists of one of these."""
 
 
 class ValueKind(IntEnum):
@@ -66,6 +67,7 @@ class ValueKind(IntEnum):
     FLOAT64 = 12
 
 
+# How `struct` reads a value of a kind, or an item of an array.
 FORMATS = {
     ValueKind.UINT8: "B",
     ValueKind.INT8: "b",
@@ -84,7 +86,7 @@ TEXT_LENGTH = struct.Struct("<Q")
 
 
 class TensorType(NamedTuple):
-    """How numbers are stored: `num_elements` of a row take a block of `num_bytes`."""
+    """How numbers are stored: in blocks of `num_bytes`, each with `num_elements` of a row."""
 
     name: str
     num_elements: int
@@ -105,7 +107,7 @@ TENSOR_TYPES = {
     20: TensorType("IQ4_NL", 32, 18),
     30: TensorType("BF16", 1, 2),
 }
-"""The types that are read here, by the numbers that files have for them."""
+"""The types that can be read, by the numbers that files have for them."""
 
 OTHER_TYPES = {
     4: "Q4_2",
@@ -148,7 +150,7 @@ class _Description(NamedTuple):
 
     name: str
     type: TensorType
-    # As in numpy: what changes fastest in the file is last.
+    # As in numpy: the dimension that changes fastest in the file is the last one.
     shape: tuple[int, ...]
     # The first byte, counted from the beginning of the data.
     offset: int
@@ -157,11 +159,12 @@ class _Description(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies. Its shape is as in numpy: what changes fastest in the file is last."""
+    """Where a tensor lies."""
 
     file: Path
     name: str
     type: TensorType
+    # As in numpy: the dimension that changes fastest in the file is the last one.
     shape: tuple[int, ...]
     # The first byte, counted from the beginning of the file.
     start: int
@@ -183,43 +186,55 @@ class GgufModel:
 
     @property
     def num_numbers(self) -> int:
+        """The elements of all tensors."""
         return sum(prod(tensor.shape) for tensor in self.tensors.values())
 
 
 def read_model(path: Path) -> GgufModel:
-    """Read a model: the file, and if it is one of several, all of them.
+    """Read the model of a file: that file, or all files if the model is split.
 
     Raises ModelUnusable with one line for a file that is missing or broken.
     """
     files = files_of(path)
-    models = [_read_file(file) for file in files]
-    metadata = models[0].metadata
+    parts = [_read_file(file) for file in files]
+    metadata = parts[0].metadata
     if metadata.get("split.count", 1) not in (0, len(files)):
         raise ModelUnusable(
             f"{files[0]}: split.count is {shorten(metadata['split.count'])}, its name says "
             f"{len(files)} files"
         )
 
-    tensors: dict[str, StoredTensor] = {}
-    for number, model in enumerate(models):
-        if len(files) > 1 and model.metadata.get("split.no") != number:
-            value = shorten(model.metadata.get("split.no"))
-            raise ModelUnusable(f"{files[number]}: split.no must be {number}, given {value}")
+    if len(files) == 1:
+        return parts[0]
 
-        for name, tensor in model.tensors.items():
-            if name in tensors:
-                raise ModelUnusable(f"{tensor.file}: tensor {name} is in {tensors[name].file} too")
-
-            tensors[name] = tensor
-
+    tensors = _joined(parts)
     num_tensors = metadata.get("split.tensors.count", len(tensors))
-    if len(files) > 1 and num_tensors != len(tensors):
+    if num_tensors != len(tensors):
         raise ModelUnusable(
             f"{files[0]}: split.tensors.count is {shorten(num_tensors)}, the files have "
             f"{len(tensors)}"
         )
 
     return GgufModel(tuple(files), metadata, tensors)
+
+
+def _joined(parts: list[GgufModel]) -> dict[str, StoredTensor]:
+    """Return the tensors of all files of a split model. Raises ModelUnusable if a file has not the
+    number that it should have, or if two files have a tensor of one name.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for number, part in enumerate(parts):
+        if part.metadata.get("split.no") != number:
+            value = shorten(part.metadata.get("split.no"))
+            raise ModelUnusable(f"{part.files[0]}: split.no must be {number}, given {value}")
+
+        for name, tensor in part.tensors.items():
+            if name in tensors:
+                raise ModelUnusable(f"{tensor.file}: tensor {name} is in {tensors[name].file} too")
+
+            tensors[name] = tensor
+
+    return tensors
 
 
 def files_of(path: Path) -> list[Path]:
@@ -245,10 +260,8 @@ def first_part(path: Path) -> Path:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the files of a model in their order, as the name of one says, whether they are there
-    or not.
-
-    Raises ModelUnusable for a name that counts wrongly.
+    """Return the files of a model in their order, as the name of one of them says. They need not be
+    there. Raises ModelUnusable for a name with numbers that no split file has.
     """
     split_name = SPLIT_NAME.fullmatch(path.name)
     if split_name is None:
@@ -286,7 +299,7 @@ def _read_file(path: Path) -> GgufModel:
 class _HeadReader:
     """Reads the head of a mapped file from its beginning to its end.
 
-    Every method raises ValueError for a head that is broken, or not read here.
+    Every method raises ValueError for what is broken, or cannot be read here.
     """
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
@@ -302,8 +315,7 @@ class _HeadReader:
         num_tensors, num_pairs = self._start()
         metadata = self._metadata(num_pairs)
         alignment = metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT)
-        is_in_range = type(alignment) is int and 8 <= alignment <= MAX_ALIGNMENT
-        if not is_in_range or alignment & (alignment - 1):
+        if not _is_alignment(alignment):
             raise ValueError(
                 f"{ALIGNMENT} must be a power of two from 8 to {MAX_ALIGNMENT}, given "
                 f"{shorten(alignment)}"
@@ -457,12 +469,20 @@ class _HeadReader:
     def _placed(self, descriptions: list[_Description], first_byte: int) -> dict[str, StoredTensor]:
         """Return the tensors by name, in a file whose data begins at `first_byte`."""
         tensors: dict[str, StoredTensor] = {}
-        for name, type, shape, offset, num_bytes in descriptions:
+        for description in descriptions:
+            name = description.name
             if name in tensors:
                 raise ValueError(f"it has tensor {shorten(name)} twice")
 
-            start = first_byte + offset
-            tensor = StoredTensor(self._path, name, type, shape, start, num_bytes)
+            start = first_byte + description.offset
+            tensor = StoredTensor(
+                file=self._path,
+                name=name,
+                type=description.type,
+                shape=description.shape,
+                start=start,
+                num_bytes=description.num_bytes,
+            )
             if tensor.end > len(self._data):
                 raise ValueError(
                     f"tensor {shorten(name)} lies in bytes {start} to {tensor.end}, the file has "
@@ -502,8 +522,8 @@ class _HeadReader:
     def _texts(self, count: int) -> list[str]:
         """Read texts that lie one behind the other.
 
-        A vocabulary has hundreds of thousands, so a sound text is read without calls of `_text`,
-        which says what is wrong with any other.
+        A vocabulary has hundreds of thousands of them. So a sound text is read here, and only for a
+        broken one `_text` is called, which says what is wrong with it.
         """
         data = self._data
         num_bytes = len(data)
@@ -533,3 +553,11 @@ class _HeadReader:
         data = self._data[self._offset : self._offset + length]
         self._offset += length
         return data
+
+
+def _is_alignment(value: object) -> bool:
+    """Return whether a value of the metadata is a power of two that an alignment may be."""
+    if type(value) is not int or not 8 <= value <= MAX_ALIGNMENT:
+        return False
+
+    return value & (value - 1) == 0

@@ -1,10 +1,10 @@
-"""The memory, cores and processes that the kernel lets this process have: those of the machine, or
-of control groups.
+"""How much memory, how many cores and how many processes the kernel lets this process have: those
+of the machine, or fewer by the limits of control groups.
 
-A process is in one group of each hierarchy of control groups, of version 1 or 2, and the limits of
-all groups above its own count too. Everything that is sized by the machine asks here. Sources:
-cgroups(7), cpuset(7), proc(5), and the kernel's pages on both versions and their memory
-controllers.
+Everything that is sized by the machine asks here. Control groups have hierarchies, of version 1 or
+2. A process is in one group of each hierarchy, and the limits of all groups above that one count
+too. Sources: cgroups(7), cpuset(7), proc(5), and the kernel's pages on both versions and their
+memory controllers.
 
 `scripts/install` asks here before anything is installed, so this module needs only Python.
 """
@@ -19,28 +19,40 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Self
 
 PROC = Path("/proc")
-# The variable that names to an engine the bytes that it may take, itself included.
+# The variable that tells an engine how many bytes it may take, itself included.
 SHARE = "LMI_MEMORY"
-# Version 1 says a number of about this size where there is no limit.
+# Where there is no limit, version 1 has a number of about this size.
 UNLIMITED = 1 << 62
 MB = 1 << 20
 # A character of a path in mountinfo.
 ESCAPED = re.compile(r"\\([0-7]{3})")
 
-# The names of files, and of lines of memory.stat, by version.
-# Above `high` a process hardly runs.
+# These files have the limits of a group's memory, by version. Above `high` a process hardly runs.
 LIMITS = {
     1: ("memory.limit_in_bytes",),
     2: ("memory.max", "memory.high"),
 }
-USED = {1: "memory.usage_in_bytes", 2: "memory.current"}
-# In version 1, also of groups that a container does not see.
-OF_ALL_ABOVE = "hierarchical_memory_limit"
-CACHED = {1: "total_cache", 2: "file"}
-# Parts of the cache that the kernel cannot give back, or only at the cost of programs that run.
-KEPT = {1: ("total_shmem", "total_mapped_file"), 2: ("shmem", "file_mapped")}
-# What Docker, Podman, Kubernetes, ECS and SageMaker leave in a container.
-OF_CONTAINERS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/opt/ml"))
+# The file with the memory that a group uses, by version.
+USED = {
+    1: "memory.usage_in_bytes",
+    2: "memory.current",
+}
+# The line of memory.stat with the smallest limit of a group and of all above it, also of those that
+# a container does not see. Only version 1 has it.
+LIMIT_OF_ALL_ABOVE = "hierarchical_memory_limit"
+# The line with the page cache, by version.
+CACHED = {
+    1: "total_cache",
+    2: "file",
+}
+# The lines with the parts of the cache that the kernel cannot give back, or only at the cost of
+# programs that run.
+KEPT = {
+    1: ("total_shmem", "total_mapped_file"),
+    2: ("shmem", "file_mapped"),
+}
+# Files and variables that Docker, Podman, Kubernetes, ECS and SageMaker leave in a container.
+CONTAINER_FILES = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/opt/ml"))
 CONTAINER_VARIABLES = (
     "KUBERNETES_SERVICE_HOST",
     "ECS_CONTAINER_METADATA_URI_V4",
@@ -50,7 +62,7 @@ CONTAINER_VARIABLES = (
 
 
 class ControlGroup(NamedTuple):
-    """A group that limits this process, where the kernel shows its files."""
+    """A group that limits this process. The kernel shows its files in a folder."""
 
     folder: Path
     version: int
@@ -63,8 +75,8 @@ class ControlGroup(NamedTuple):
         return ""
 
     def number(self, name: str) -> int | None:
-        """Return the number in one of its files. None: there is none, or no limit."""
-        # A ValueError: "max", or no such file.
+        """Return the number in one of its files, or None if there is no file or no limit."""
+        # The text is no number if it is "max", or if there is no file.
         with suppress(ValueError):
             number = int(self.read(name))
             return number if number < UNLIMITED else None
@@ -78,15 +90,17 @@ class ControlGroup(NamedTuple):
 
 
 class MemoryLimit(NamedTuple):
-    """How much memory this process may use, and what says so."""
+    """How much memory this process may use."""
 
     num_bytes: int
-    # The file that says it, or "" for the memory of the machine.
+    # The file that has the limit, or "" for the memory of the machine.
     source: str
 
 
 class Quota(NamedTuple):
-    """The time that a group may compute in each period, None without a quota."""
+    """The time that the processes of a group may compute in each period. Both are None without a
+    quota.
+    """
 
     quota_us: int | None
     period_us: int | None
@@ -94,31 +108,43 @@ class Quota(NamedTuple):
 
 def groups(controller: str, proc: Path = PROC) -> list[ControlGroup]:
     """Return the groups with this controller ("memory", "cpu"): this process's own first, then
-    those above it.
+    those above it. `proc` is where the kernel shows its files.
 
-    `proc` is where the kernel shows its files. A container may not see all of them: of a mount that
-    shows another part of the hierarchy only its top counts, which is the container's.
+    A container may not see all groups. Of a mount that shows another part of the hierarchy only the
+    top counts, which is the group of the container.
     """
     paths = dict(_groups_of_process(controller, proc))
-    # By a dictionary, since a group may be seen through several mounts.
-    groups_here = dict[ControlGroup, None]()
-    for version, mount_point, top in _mounts(controller, proc):
-        if version not in paths:
+    # A dictionary keeps each group once, since it may be seen through several mounts.
+    found_groups = dict[ControlGroup, None]()
+    for mount in _mounts(controller, proc):
+        path = paths.get(mount.version)
+        if path is None:
             continue
 
-        path = paths[version]
-        is_visible = ".." not in path.parts and path.is_relative_to(top)
-        group = mount_point / path.relative_to(top) if is_visible else mount_point
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(mount_point):
-                groups_here[ControlGroup(folder, version)] = None
+        group = mount.folder
+        is_visible = ".." not in path.parts and path.is_relative_to(mount.top)
+        if is_visible:
+            group = mount.folder / path.relative_to(mount.top)
 
-    return list(groups_here)
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(mount.folder):
+                found_groups[ControlGroup(folder, mount.version)] = None
+
+    return list(found_groups)
+
+
+class _Mount(NamedTuple):
+    """A mount of control groups."""
+
+    version: int
+    folder: Path
+    # The group that the folder shows; those below it lie in the folder.
+    top: PurePosixPath
 
 
 def _groups_of_process(controller: str, proc: Path) -> Iterator[tuple[int, PurePosixPath]]:
-    """Yield the version of each hierarchy that may have the controller, and this process's group in
-    it.
+    """Yield the version of each hierarchy that may have the controller, and the path of this
+    process's group in it.
     """
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
@@ -129,19 +155,18 @@ def _groups_of_process(controller: str, proc: Path) -> Iterator[tuple[int, PureP
                 yield 1, PurePosixPath(path)
 
 
-def _mounts(controller: str, proc: Path) -> Iterator[tuple[int, Path, PurePosixPath]]:
-    """Yield the version, the place and the topmost group of each mount of control groups that may
-    have it.
-    """
+def _mounts(controller: str, proc: Path) -> Iterator[_Mount]:
+    """Yield each mount of control groups that may have the controller."""
     with suppress(OSError):
         for line in (proc / "self/mountinfo").read_text().splitlines():
-            of_mount, _, of_system = line.partition(" - ")
-            top, mount_point = (ESCAPED.sub(_unescaped, word) for word in of_mount.split()[3:5])
-            kind, _, options = of_system.split(" ", 2)
+            mount_fields, _, system_fields = line.partition(" - ")
+            words = mount_fields.split()
+            top, folder = (ESCAPED.sub(_unescaped, word) for word in words[3:5])
+            kind, _, options = system_fields.split(" ", 2)
             if kind == "cgroup2":
-                yield 2, Path(mount_point), PurePosixPath(top)
+                yield _Mount(2, Path(folder), PurePosixPath(top))
             elif kind == "cgroup" and controller in options.split(","):
-                yield 1, Path(mount_point), PurePosixPath(top)
+                yield _Mount(1, Path(folder), PurePosixPath(top))
 
 
 def _unescaped(match: re.Match[str]) -> str:
@@ -153,7 +178,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 def memory_limit(proc: Path = PROC) -> MemoryLimit:
     """Return the memory of this machine or, if it is less, the smallest limit of a group."""
-    limits = [MemoryLimit(_of_machine(proc), "")]
+    limits = [MemoryLimit(_machine_bytes(proc), "")]
     for group in groups("memory", proc):
         for name in LIMITS[group.version]:
             num_bytes = group.number(name)
@@ -161,8 +186,9 @@ def memory_limit(proc: Path = PROC) -> MemoryLimit:
                 limits.append(MemoryLimit(num_bytes, str(group.folder / name)))
 
         if group.version == 1:
-            of_all_above = group.statistics().get(OF_ALL_ABOVE, UNLIMITED)
-            limits.append(MemoryLimit(of_all_above, f"{group.folder}/memory.stat: {OF_ALL_ABOVE}"))
+            num_bytes = group.statistics().get(LIMIT_OF_ALL_ABOVE, UNLIMITED)
+            source = f"{group.folder}/memory.stat: {LIMIT_OF_ALL_ABOVE}"
+            limits.append(MemoryLimit(num_bytes, source))
 
     # Of equal limits the first counts.
     return min(limits, key=lambda limit: limit.num_bytes)
@@ -174,20 +200,20 @@ def memory_bytes(proc: Path = PROC) -> int:
 
 
 def free_bytes(proc: Path = PROC) -> int:
-    """Return the bytes that processes of this container may still take.
+    """Return the bytes that processes of this container may still take: what the machine has
+    available, or what a group leaves, if that is less.
 
-    It is the smaller of the machine's available memory and of what each group leaves. The page
-    cache of a group counts as free, but for shared memory and for what programs that run have
-    mapped.
+    The page cache of a group counts as free, without shared memory and files that running programs
+    have mapped.
     """
     bytes_left = [_bytes_left(group) for group in groups("memory", proc)]
-    available = _of_meminfo("MemAvailable", proc, UNLIMITED)
+    available = _bytes_in_meminfo("MemAvailable", proc, UNLIMITED)
     return max(0, min(available, *bytes_left, UNLIMITED))
 
 
 def share_bytes() -> int:
-    """Return the memory that this process may take: what its environment names, else what is free
-    now.
+    """Return the memory that this process may take: its share, which the supervisor has set in its
+    environment, or else what is free now.
     """
     share = os.environ.get(SHARE, "")
     return int(share) if share.isdecimal() else free_bytes()
@@ -207,11 +233,14 @@ def _bytes_left(group: ControlGroup) -> int:
     return min(limits) - used + max(0, num_cached - num_kept)
 
 
-def _of_machine(proc: Path) -> int:
-    return _of_meminfo("MemTotal", proc, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+def _machine_bytes(proc: Path) -> int:
+    """Return the memory of the machine."""
+    default = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _bytes_in_meminfo("MemTotal", proc, default)
 
 
-def _of_meminfo(name: str, proc: Path, default: int) -> int:
+def _bytes_in_meminfo(name: str, proc: Path, default: int) -> int:
+    """Return what a line of /proc/meminfo says, or `default` if there is no such line."""
     with suppress(OSError):
         for line in (proc / "meminfo").read_text().splitlines():
             if line.startswith(f"{name}:"):
@@ -256,19 +285,21 @@ def _quota(group: ControlGroup) -> Quota:
 
 
 def describe(proc: Path = PROC) -> str:
-    """Return one line with both limits, and what sets them where it is not the machine."""
-    limit = memory_limit(proc)
-    of_group = f" ({limit.source})" if limit.source else ""
-    free_mb = free_bytes(proc) // MB
-
+    """Return one line with the cores and the memory, and what limits them if it is not the
+    machine.
+    """
     num_cores = num_usable_cores(proc)
+    cores = f"{num_cores} cores" if num_cores > 1 else f"{num_cores} core"
     num_unused = len(os.sched_getaffinity(0)) - num_cores
-    cores = "cores" if num_cores > 1 else "core"
-    of_quota = f" (a quota keeps it from {num_unused} more)" if num_unused else ""
-    return (
-        f"{num_cores} {cores}{of_quota}, memory {limit.num_bytes // MB} MB{of_group}, "
-        f"of which {free_mb} MB are free"
-    )
+    if num_unused:
+        cores += f" (a quota keeps it from {num_unused} more)"
+
+    limit = memory_limit(proc)
+    memory = f"memory {limit.num_bytes // MB} MB"
+    if limit.source:
+        memory += f" ({limit.source})"
+
+    return f"{cores}, {memory}, of which {free_bytes(proc) // MB} MB are free"
 
 
 # Processes and threads.
@@ -276,30 +307,33 @@ def describe(proc: Path = PROC) -> str:
 
 def num_free_tasks(proc: Path = PROC) -> int | None:
     """Return how many more processes and threads this process's groups and its user's limit allow,
-    None: no limit.
+    or None if there is no limit.
 
     The limit of a user does not hold for root. Source: getrlimit(2), and the kernel's page on the
     pids controller.
     """
-    free = []
+    numbers_left = []
     for group in groups("pids", proc):
         limit = group.number("pids.max")
-        used = group.number("pids.current")
-        if limit is not None and used is not None:
-            free.append(limit - used)
+        num_used = group.number("pids.current")
+        if limit is not None and num_used is not None:
+            numbers_left.append(limit - num_used)
 
-    of_user, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if of_user != resource.RLIM_INFINITY and os.geteuid() != 0:
-        free.append(of_user - _num_tasks_of(os.geteuid(), proc))
+    user_limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if user_limit != resource.RLIM_INFINITY and os.geteuid() != 0:
+        numbers_left.append(user_limit - _num_tasks_of(os.geteuid(), proc))
 
-    return max(0, min(free)) if free else None
+    if not numbers_left:
+        return None
+
+    return max(0, min(numbers_left))
 
 
 def _num_tasks_of(uid: int, proc: Path) -> int:
     """Return how many processes and threads a user has."""
     num_tasks = 0
     for process in proc.iterdir():
-        # An OSError: it has ended.
+        # The process may have ended.
         with suppress(OSError):
             if process.name.isdigit() and process.stat().st_uid == uid:
                 num_tasks += len(os.listdir(process / "task"))
@@ -319,17 +353,17 @@ class Machine:
 
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Self:
-        """Return what this process finds."""
+        """Return what this process may use, in its environment."""
         return cls(
-            num_usable_cores(),
-            cls._gpus(environ),
-            is_container(environ),
-            memory_bytes(),
+            num_cores=num_usable_cores(),
+            gpus=cls._gpus(environ),
+            is_container=is_container(environ),
+            memory_bytes=memory_bytes(),
         )
 
     @staticmethod
     def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-        present = sorted((path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")), key=int)
+        present = list(Path("/dev").glob("nvidia[0-9]*"))
         has_driver = Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()
         if not present or not has_driver:
             return ()
@@ -338,27 +372,33 @@ class Machine:
         if visible is None:
             return tuple(str(number) for number in range(len(present)))
 
-        names = [name.strip() for name in visible.split(",")]
-        # CUDA too ends the list at the first invalid name.
-        invalid = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
-        return tuple(names[:invalid])
+        names: list[str] = []
+        for text in visible.split(","):
+            name = text.strip()
+            # CUDA too ends the list at the first invalid name.
+            if name in ("", "-1"):
+                break
+
+            names.append(name)
+
+        return tuple(names)
 
 
 def unusable_gpu_files(files: Path = Path("/dev")) -> list[Path]:
-    """Return the files of NVIDIA's driver that the effective user of this process may not open, and
-    CUDA must.
+    """Return the files of NVIDIA's driver that CUDA has to open and the effective user of this
+    process may not.
     """
-    needed = [files / "nvidiactl", files / "nvidia-uvm", *sorted(files.glob("nvidia[0-9]*"))]
-    return [
-        file
-        for file in needed
-        if file.exists() and not os.access(file, os.R_OK | os.W_OK, effective_ids=True)
-    ]
+    unusable = []
+    for file in (files / "nvidiactl", files / "nvidia-uvm", *sorted(files.glob("nvidia[0-9]*"))):
+        if file.exists() and not os.access(file, os.R_OK | os.W_OK, effective_ids=True):
+            unusable.append(file)
+
+    return unusable
 
 
-def is_container(environ: Mapping[str, str], files: Iterable[Path] = OF_CONTAINERS) -> bool:
-    """Return whether this process runs in a container, whose ports only its runtime opens to a
-    network.
+def is_container(environ: Mapping[str, str], files: Iterable[Path] = CONTAINER_FILES) -> bool:
+    """Return whether this process runs in a container, whose ports no network reaches unless its
+    runtime opens them.
     """
     is_named = any(name.startswith(CONTAINER_VARIABLES) for name in environ)
     return os.getpid() == 1 or is_named or any(file.exists() for file in files)

@@ -1,10 +1,10 @@
-"""The shared-memory block: it has a record of each process, and every process reads the records
-without asking.
+"""The block of memory that all processes share. It has a record of each process, so that any of
+them can be read without asking the process.
 
 Values are 8 bytes, aligned, so a reader sees an old value or a new one. A field has one writer at a
-time, as a rule the process itself. Totals survive its death, because the next process of the slot
-continues to count. Gauges are zeroed when a process claims the slot, and when whoever reaps it
-releases its record.
+time, as a rule the process itself. Totals survive its death: the next process of the slot goes on
+counting. Gauges are zero when a process claims its slot, and again when its record is released
+after its end.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SILENT_S = 5.0
 
 
 class Field:
-    """A named place in a record, `num_words` long. Its type says what a record gives and takes
-    under the name.
+    """A named place in a record, `num_words` long. Each subclass is one type of value, which is
+    read and set as an attribute of the record.
     """
 
     num_words = 1
@@ -66,7 +66,9 @@ class Float(Field):
 
 
 class TextField(Field):
-    """UTF-8 text, cut to its place. It is for people, because a reader may see it half written."""
+    """UTF-8 text, cut where its place ends. It is for people, because a reader may see it half
+    written.
+    """
 
     def __init__(self, num_bytes: int, *, is_gauge: bool = False) -> None:
         super().__init__(is_gauge=is_gauge)
@@ -83,9 +85,7 @@ class TextField(Field):
 
 
 class Counters(Field):
-    """One total for each label of a fixed list. A label that is not on the list counts
-    as the last.
-    """
+    """A number for each label of a fixed list. Labels that are not on it count as the last one."""
 
     def __init__(self, labels: Sequence[str], *, is_gauge: bool = False) -> None:
         super().__init__(is_gauge=is_gauge)
@@ -105,7 +105,7 @@ class CounterView:
         self._start = record.base + counters.offset
 
     def add(self, label: str, amount: int = 1) -> None:
-        """Add to the counter of a label; the last label stands for all that are unknown."""
+        """Add to the counter of a label, or to the last one for a label that is not known."""
         i = self._index.get(label, len(self._index) - 1)
         self._ints[self._start + i] += amount
 
@@ -121,8 +121,8 @@ class CounterView:
 
 
 class Histogram(Field):
-    """Counts of observations by upper bound, then the count above all bounds, then the sum of the
-    values.
+    """Counts of observed values, and their sum. A value counts at the first bound that it does not
+    exceed, or in a last count if it exceeds all.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -135,8 +135,8 @@ class Histogram(Field):
 
 
 class HistogramView:
-    """A histogram of one record. Keep the view for frequent use: making it costs more than an
-    observation.
+    """A histogram of one record. To make the view costs more than to observe a value, so keep it
+    for frequent use.
     """
 
     def __init__(self, histogram: Histogram, record: Record) -> None:
@@ -144,6 +144,7 @@ class HistogramView:
         self._ints = record.block.ints
         self._floats = record.block.floats
         self._start = record.base + histogram.offset
+        # The index of the sum, behind all counts.
         self._sum_at = self._start + len(self.bounds) + 1
 
     def observe(self, value: float, count: int = 1) -> None:
@@ -163,8 +164,8 @@ class HistogramView:
 
 
 class Record:
-    """A row of fields about one process. Subclasses declare the fields, whose order is
-    the layout.
+    """The fields about one process. Subclasses declare them, in the order in which they lie in
+    memory.
     """
 
     pid: Int | int
@@ -174,9 +175,9 @@ class Record:
     def __init_subclass__(cls) -> None:
         cls.fields = {name: value for name, value in vars(cls).items() if isinstance(value, Field)}
         cls.num_words = 0
-        for place in cls.fields.values():
-            place.offset = cls.num_words
-            cls.num_words += place.num_words
+        for field in cls.fields.values():
+            field.offset = cls.num_words
+            cls.num_words += field.num_words
 
     def __init__(self, block: Block, base: int) -> None:
         self.block = block
@@ -189,9 +190,9 @@ class Record:
 
     def release(self) -> None:
         """Free the slot of a process that has ended. Clears the gauges and keeps the totals."""
-        for place in self.fields.values():
-            if place.is_gauge:
-                place.bytes_in(self)[:] = bytes(place.num_words * WORD)
+        for field in self.fields.values():
+            if field.is_gauge:
+                field.bytes_in(self)[:] = bytes(field.num_words * WORD)
 
 
 LATENCY_BOUNDS_S = (
@@ -212,8 +213,8 @@ LATENCY_BOUNDS_S = (
     60.0,
     120.0,
 )
-# Those below are vLLM's, after a few smaller ones, so that its series can be made of ours
-# (`server/twins.py`).
+# The next three have vLLM's bounds, after a few smaller ones, so that its metrics can be made of
+# ours (`server/twins.py`).
 PHASE_BOUNDS_S = (
     0.001,
     0.003,
@@ -303,11 +304,11 @@ class Phase(enum.IntEnum):
     LOADING = 1
     READY = 2
     DRAINING = 3
-    # It died or hung; a restart is on its way.
+    # The process died or hung. It is started again soon.
     LOST = 4
-    # Final, but for one of several engines, which is tried again.
+    # The process is not started again. Only one of several engines is, seldom.
     FAILED = 5
-    # A server that was told to stop and serves on, while those who ask `/ping` choose another.
+    # The server was told to stop and serves on, while those who ask `/ping` choose another one.
     LEAVING = 6
 
 
@@ -316,7 +317,7 @@ class SupervisorRecord(Record):
 
     pid = Int(is_gauge=True)
     phase = Int()
-    # Why it failed or drains, one line for people.
+    # Why the server failed or drains, on one line for people.
     reason = TextField(2048)
     # The stage of the start, before there are engines: download, requirements.
     stage = TextField(64)
@@ -330,20 +331,20 @@ class SupervisorRecord(Record):
     heir = Int()
     num_engine_restarts = Int()
     num_log_lines_dropped = Int()
-    # Gunicorn's master writes this field and has no record.
+    # Gunicorn's master has no record of its own, and counts here.
     num_log_lines_dropped_by_master = Int()
 
 
 MAX_LORA_NAMES_BYTES = 2048
-# The class of a request is over or under the default priority, or it names none.
+# The classes of requests: their priority is over the default or under it, or they name none.
 PRIORITIES = ("high", "low", "default")
 
 
 class EngineRecord(Record):
-    """One slot of an engine or of user code.
+    """One process of an engine or of user code.
 
-    The supervisor writes `num_starts` and `lost_s`, `phase` of a worker that it starts, and
-    `phase`, `reason` and `cause` of one that died or hangs.
+    The supervisor writes `num_starts` and `lost_s`. It writes `phase` when it starts the process,
+    and `phase`, `reason` and `cause` when the process has died or hangs.
     """
 
     pid = Int(is_gauge=True)
@@ -351,39 +352,35 @@ class EngineRecord(Record):
     num_starts = Int()
     # 1 once a process of this slot was ready.
     was_ready = Int()
-    # The stage of a load: config, weights, warm-up ...
+    # The stage of the load: config, weights, warm-up and so on.
     stage = TextField(64, is_gauge=True)
     # How much of the stage is done, 0 to 1.
     progress = Float(is_gauge=True)
-    # Why the last process died, one line.
+    # Why the last process died, on one line, and the label of that error.
     reason = TextField(2048)
-    # The label of that error.
     cause = TextField(32)
-    # The time.monotonic() of the last death.
+    # These three are by time.monotonic(): the last death, the last sign of life, and the last step,
+    # or when work came to an idle engine.
     lost_s = Float()
-    # The time.monotonic() of the last sign of life.
     beat_s = Float(is_gauge=True)
-    # The time.monotonic() of the last step, or when work came to an idle engine.
     step_s = Float(is_gauge=True)
     # Requests in the batch.
     num_running = Int(is_gauge=True)
     # Requests that wait for a place in it.
     num_waiting = Int(is_gauge=True)
-    # Requests in front of the engine.
+    # Requests in the queue in front of the engine, and those that the engine has.
     num_queued = Counters(PRIORITIES, is_gauge=True)
-    # Requests that the engine has.
     num_taken = Counters(PRIORITIES, is_gauge=True)
-    # Clients of whom a request waits or runs.
+    # Clients with a request that waits or runs.
     num_clients = Int(is_gauge=True)
-    # Requests that would have waited, or have waited, too long.
+    # Requests that were refused since they would have waited, or had waited, too long.
     num_refused = Counters(PRIORITIES)
     # How far expected waits were off, on average.
     wait_error_s = Float(is_gauge=True)
     # Adapters that a batch may have; 0: the engine has none.
     max_loras = Int(is_gauge=True)
-    # The names of those in the batch, with commas between.
+    # The adapters in the batch, and those for which a request waits, with commas between the names.
     running_loras = TextField(MAX_LORA_NAMES_BYTES, is_gauge=True)
-    # The names of those for which a request waits.
     waiting_loras = TextField(MAX_LORA_NAMES_BYTES, is_gauge=True)
     num_used_blocks = Int(is_gauge=True)
     max_num_blocks = Int(is_gauge=True)
@@ -404,27 +401,31 @@ class EngineRecord(Record):
     num_preemptions = Int()
     # From the arrival at the engine to the first step.
     queue_time_s = Histogram(PHASE_BOUNDS_S)
-    # From there to the sequence's first token.
+    # From the first step to the sequence's first token.
     prefill_time_s = Histogram(PHASE_BOUNDS_S)
-    # From there to its last.
+    # From the first token to the last one.
     decode_time_s = Histogram(PHASE_BOUNDS_S)
+    # Drafts, their tokens, and those of them that were right.
     num_drafts = Int()
-    # Tokens of drafts.
     num_draft_tokens = Int()
-    # Tokens of drafts that were right.
     num_accepted_tokens = Int()
+    # The tokens of a step.
     step_length = Histogram(STEP_BOUNDS)
     # The number of the last step.
     step = Int(is_gauge=True)
     num_log_lines_dropped = Int()
 
     def fail(self, error: BaseException, reason: str) -> None:
-        """Note the error with which this process ends, for the supervisor and for those who wait
-        for the model.
+        """Note the error with which this process ends, for the supervisor, and for clients that
+        wait for the model.
         """
-        label = error.label if isinstance(error, LmiError) else LmiError.label
         self.reason = reason
-        self.cause = NoMemory.label if is_out_of_memory(error) else label
+        if is_out_of_memory(error):
+            self.cause = NoMemory.label
+        elif isinstance(error, LmiError):
+            self.cause = error.label
+        else:
+            self.cause = LmiError.label
 
     @property
     def is_alive(self) -> bool:
@@ -432,7 +433,7 @@ class EngineRecord(Record):
         return self.phase == Phase.READY and time.monotonic() - self.beat_s < SILENT_S
 
 
-# Those of HTTP, and those of one API.
+# The statuses of responses that no error has: HTTP's, and those of single APIs.
 OTHER_STATUSES = {
     200,
     207,
@@ -452,8 +453,8 @@ FINISH_REASONS = ("length", "eos_token", "stop_sequence", "error", "cancelled", 
 
 
 class FrontEndRecord(Record):
-    """One front end: in the server's block what belongs to no model, in a model's block what it
-    counts of the model.
+    """One front end. Its record in the server's block counts what belongs to no model, and that in
+    a model's block what belongs to the model.
     """
 
     pid = Int(is_gauge=True)
@@ -469,7 +470,7 @@ class FrontEndRecord(Record):
     # The bytes of request bodies that are in memory, whole or in part.
     num_body_bytes = Int(is_gauge=True)
     num_open_connections = Int(is_gauge=True)
-    # The worst lag of the event loop, lately.
+    # The longest that a turn of the event loop was late, lately.
     loop_lag_s = Float(is_gauge=True)
     num_lost_traces = Int()
     # From the request's arrival to its end.
@@ -479,7 +480,7 @@ class FrontEndRecord(Record):
     # Requests that went on at another replica.
     num_moved = Int()
     num_prompt_tokens = Int()
-    # Tokens of prompts that a cache had.
+    # Tokens of prompts that were cached.
     num_cached_tokens = Int()
     num_generated_tokens = Int()
     # From a request's arrival.
@@ -502,8 +503,8 @@ R = TypeVar("R", bound=Record)
 
 
 class Block:
-    """The mapped file: three numbers of records, the supervisor's, then those of engines, front
-    ends and formatters.
+    """The mapped file. It begins with the numbers of engines, front ends and formatters. Then come
+    the records: the supervisor's, and those of these processes in the same order.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -530,8 +531,8 @@ class Block:
         """Make the file, all zero, which only this user can read. Raises OSError if the disk is
         full.
 
-        The file takes its room on the disk now. A later write to a mapped page on a full disk would
-        kill the writer.
+        The file takes its room on the disk at once, because a later write to a mapped page on a
+        full disk would kill the writer.
         """
         num_words = sum(_num_words(num_engines, num_frontends, num_formatters))
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -551,7 +552,7 @@ class Block:
 
 
 def _num_words(num_engines: int, num_frontends: int, num_formatters: int) -> list[int]:
-    """Return the length of a block's three numbers and of each record, in their order."""
+    """Return the lengths of a block's parts in their order: its three numbers, then each record."""
     return [
         # The three numbers.
         3,
