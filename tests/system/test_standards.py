@@ -193,6 +193,8 @@ def test_the_adapter_of_the_header_stands_in_the_body(server: Server) -> None:
 
 def test_a_session_is_opened_used_and_closed_by_the_package(server: Server) -> None:
     opened = server.post({"requestType": "NEW_SESSION"})
+    # What lmi removes as leftovers of its own is not among these.
+    assert not list((server.folder.parent / "sessions").glob("????????-*"))
     session, _, expires = opened.headers["x-amzn-sagemaker-new-session-id"].partition("; Expires=")
     assert opened.status == 200 and len(session) == 36 and expires.endswith("Z")
 

@@ -32,6 +32,7 @@ from lmi.user_code.standards.calls import NO_CALL, Doors, Serve
 from lmi.user_code.standards.conversation import RunningRequest
 from lmi.user_code.worker import BEAT_S, ENDING, FINISH_S, unusable
 
+SESSIONS = "SAGEMAKER_SESSIONS_PATH"
 # The folder that has only what stands for vLLM in it.
 COMPAT = Path(__file__).parent / "compat"
 
@@ -148,6 +149,9 @@ def run(slot: int) -> int:
     code = runtime.config.user_code
     server = runtime.config.server
     assert code is not None
+
+    # lmi's own sessions lie beside these, and each removes what it does not know.
+    os.environ[SESSIONS] = str(runtime.sessions_path / "of-code")
 
     def live() -> None:
         app, doors = load(code, runtime.config.model, record)
