@@ -105,7 +105,10 @@ BESIDE = {
 }
 ARROWS = {
     "access": {"options"},
-    "adapters": {"description", "desired_state", "models", "openai", "secure_mode", "sources"},
+    "adapters": {
+        *("description", "desired_state", "models", "openai", "secure_mode", "sources"),
+        *("user_code",),
+    },
     "anthropic": {"description", "guides", "openai"},  # both answer chats
     "choice": {"gguf", "options", "sources"},
     "commands": {"client", "gateway", "options", "other_names", "sources"},
@@ -140,7 +143,7 @@ ARROWS = {
     "tgi": {"description", "guides"},
     "tracing": {"metrics"},
     "triton": {"beams", "description", "guides"},
-    "user_code": {"choice", "cores", "options", "sources"},
+    "user_code": {"adapters", "choice", "cores", "options", "sources"},
     "welcome": {"choice"},
 }
 # What names the annexes: the tuples of APIs and routes, the table of options, the words of the

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lmi.adapters.files import OPTION, is_enabled
+from lmi.adapters.files import HEADER, OPTION, QUERY, is_enabled
 from lmi.adapters.registry import NotRegistered
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
@@ -22,8 +22,6 @@ from lmi.models.choice import OPENAI_PATHS
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
 
-HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
-QUERY = "adapter"
 ALIAS = "X-Amzn-SageMaker-Adapter-Alias"
 OF_THE_REFERENCE = "lmi"
 SAFE_ALIAS = re.compile(r"[ -~]{1,256}")

@@ -19,6 +19,12 @@ from lmi.shared.desired_state import Entry, Folder, State, check_name, key
 if TYPE_CHECKING:
     from lmi.settings.steps import Resolution
 
+# The header and the name in the query that name the adapter of a request.
+HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
+QUERY = "adapter"
+# An adapter's own code.
+SCRIPT = "model.py"
+NOT_RUN = f"{SCRIPT} in the adapter's folder runs with option.adapter_code=true alone"
 # Beside the model or serving.properties, with one folder for each adapter, named after it.
 FOLDER = "adapters"
 OPTION = "option.enable_lora"
@@ -94,10 +100,20 @@ def choose_adapters(resolution: Resolution) -> None:
     for folder in folders:
         secure_mode.check_adapter(server, folder, folder.parent.parent)
         check_files(folder, allow_pickle=values.final("option.allow_pickle"))
+        _check_code(resolution, folder)
 
     aliases = values.final("option.model_alias")
     model = ModelConfig(path="", name=values.final("option.model_name"), aliases=aliases)
     resolution.adapters = _by_name(folders, model.names)
+
+
+def _check_code(resolution: Resolution, folder: Path) -> None:
+    """Raise ModelUnusable for an adapter whose own code does not run: without it its answers are
+    others.
+    """
+    runs = resolution.code is not None and resolution.code.runs_adapters
+    if (folder / SCRIPT).exists() and not runs:
+        raise ModelUnusable(f"{folder}: {NOT_RUN}")
 
 
 def _by_name(folders: Iterable[Path], names_of_model: Container[str]) -> dict[str, str]:

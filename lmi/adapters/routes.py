@@ -8,6 +8,7 @@ lists.
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from lmi import errors
 from lmi.adapters.choice import ALIAS, alias
-from lmi.adapters.files import Adapter, is_enabled
+from lmi.adapters.files import NOT_RUN, SCRIPT, Adapter, is_enabled
 from lmi.adapters.registry import (
     AdapterRegistry,
     AdapterUnusable,
@@ -34,15 +35,21 @@ from lmi.description.parts import (
     parameter,
     request_object,
 )
-from lmi.errors import InvalidParameter, InvalidRequest, shorten, without_paths
+from lmi.errors import (
+    InvalidParameter,
+    InvalidRequest,
+    UserCodeFailed,
+    shorten,
+    without_paths,
+)
 from lmi.http.exchange import Exchange
 from lmi.models.pages import PAGE, page
 from lmi.server.service import Service
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN, State, check_name
+from lmi.user_code.calls import AdapterCode
 
 TEXT = "text/plain; charset=utf-8"
-SCRIPT = "model.py"
 WORDS = {"true": True, "false": False}
 Handler = Callable[[Exchange, Service], Awaitable[None]]
 
@@ -73,19 +80,15 @@ LORA_PARAMETERS: dict[str, Reader] = {
 async def register(exchange: Exchange, service: Service) -> None:
     """Load an adapter on every engine, or on none."""
     registry, values = await _read_parameters(exchange, service, PARAMETERS)
-    label, warning = await _load(exchange, service, registry, values, "name", "src")
-    answer = {"status": f"Adapter {label} registered"}
-    if warning:
-        answer["warning"] = warning
-
-    await exchange.send_json(answer)
+    label = await _load(exchange, service, registry, values, "name", "src")
+    await exchange.send_json({"status": f"Adapter {label} registered"})
 
 
 async def load_lora(exchange: Exchange, service: Service) -> None:
     """Load an adapter, asked with vLLM's body and answered with its sentence."""
     registry, values = await _read_parameters(exchange, service, LORA_PARAMETERS)
     try:
-        label, _ = await _load(exchange, service, registry, values, "lora_name", "lora_path")
+        label = await _load(exchange, service, registry, values, "lora_name", "lora_path")
     except InvalidParameter as error:
         raise InvalidRequest(error.spelled({"name": "lora_name", "src": "lora_path"})) from None
 
@@ -108,10 +111,8 @@ async def _load(
     values: Mapping[str, Any],
     name_key: str,
     src_key: str,
-) -> tuple[str, str | None]:
-    """Load an adapter, whose name and source have these keys. Returns its name in messages, and a
-    warning.
-    """
+) -> str:
+    """Load an adapter, whose name and source have these keys. Returns its name in messages."""
     from lmi.adapters.source import fetch_adapter
 
     name = _required(values, name_key)
@@ -130,13 +131,28 @@ async def _load(
     entry = Adapter(
         name=name, path=str(folder), src=src, preload=preload, is_pinned=pin, state=State.PENDING
     )
+    await _load_code(service, name, folder)
     await registry.register(entry, label)
+    return label
 
-    warning = None
-    if (folder / SCRIPT).exists():
-        warning = f"{SCRIPT} in the adapter's folder is not run"
 
-    return label, warning
+async def _load_code(service: Service, name: str, folder: Path) -> None:
+    """Import the adapter's own code, if it has any. Raises AdapterUnusable where it does not run,
+    because without it the answers are others, and with what it raises.
+    """
+    code = AdapterCode.of(name, folder / SCRIPT)
+    if code is None:
+        return
+
+    configured_code = service.config.user_code
+    if configured_code is None or not configured_code.runs_adapters:
+        raise AdapterUnusable(NOT_RUN)
+
+    assert service.user_code is not None
+    try:
+        await service.user_code.formatters_of(code)
+    except UserCodeFailed as error:
+        raise AdapterUnusable(f"{SCRIPT} of the adapter cannot be used: {error}") from None
 
 
 async def update(exchange: Exchange, service: Service) -> None:
@@ -317,7 +333,7 @@ SCHEMAS = {
     "Adapters": answer_object(
         {"adapters": ["Adapter"], "nextPageToken": str}, optional=("nextPageToken",)
     ),
-    "AdapterChange": answer_object({"status": str, "warning": str}, optional=("warning",)),
+    "AdapterChange": answer_object({"status": str}),
 }
 
 

@@ -267,7 +267,7 @@ class Service:
             return RequestHooks()
 
         admit = nullcontext if is_admitted else self.admitted
-        return FormatterHooks(exchange, self.config, self.user_code, admit)
+        return FormatterHooks(exchange, self.config, self.user_code, admit, self.adapters)
 
 
 class Models:

@@ -121,7 +121,7 @@ def _tell(values: Values, engine: ChosenEngine, code: UserCodeConfig | None) -> 
         if not is_of_server(power.given.key):
             values.note(f"{power.given.said}: the model's own file switches on {power.grants}")
 
-    if code is not None:
+    if code is not None and code.path:
         values.note(f"{code.path}: the model's own code runs, in a process of its own")
 
 

@@ -10,9 +10,10 @@ connection. Nothing is retried.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import closing
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -30,6 +31,28 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
     pass
 
 
+class AdapterCode(_Message, frozen=True):
+    """The file of an adapter that has code of its own, and when it was written."""
+
+    name: str
+    path: str
+    written_ns: int
+
+    @classmethod
+    def of(cls, name: str, file: Path) -> Self | None:
+        """Return the code of an adapter in this file, or None without such a file."""
+        try:
+            return cls(name, str(file), file.stat().st_mtime_ns)
+        except OSError:
+            return None
+
+
+class LoadCode(_Message, frozen=True, tag="load_code"):
+    """Import the code of an adapter. One chunk comes back, the kinds of its formatters as words."""
+
+    adapter: AdapterCode
+
+
 class Handle(_Message, frozen=True, tag="handle"):
     properties: dict[str, str]
     query: dict[str, str]
@@ -43,6 +66,8 @@ class ReadInput(_Message, frozen=True, tag="read_input"):
 
     properties: dict[str, str]
     body: bytes
+    # Whose formatter it is, where the adapter has one.
+    adapter: AdapterCode | None = None
 
 
 class Open(_Message, frozen=True, tag="open"):
@@ -57,6 +82,7 @@ class Open(_Message, frozen=True, tag="open"):
     is_streaming: bool
     details: bool
     return_full_text: bool
+    adapter: AdapterCode | None = None
 
 
 class Feed(_Message, frozen=True, tag="feed"):
@@ -79,6 +105,7 @@ class Respond(_Message, frozen=True, tag="respond"):
     """Rewrite an object or chunk of another API's response, given as JSON. One chunk comes back."""
 
     body: bytes
+    adapter: AdapterCode | None = None
 
 
 class Taken(_Message, frozen=True, tag="taken"):
@@ -106,7 +133,7 @@ class End(_Message, frozen=True, tag="end"):
 
 
 # What the code works on.
-Work = Handle | ReadInput | Open | Feed | Respond
+Work = Handle | ReadInput | Open | Feed | Respond | LoadCode
 ToWorker = Work | Taken | Drop
 # Bytes are a chunk of a body.
 ToFrontEnd = Head | bytes | End
@@ -234,6 +261,22 @@ class UserCodeWorkers(Connections[WorkerConnection]):
 
     def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
         super().__init__(WorkerConnection, sockets, records)
+        # The kinds of formatters that adapters have, by adapter. Of each name the last one.
+        self._formatters_of: dict[str, tuple[AdapterCode, frozenset[str]]] = {}
+
+    async def formatters_of(self, adapter: AdapterCode) -> frozenset[str]:
+        """Return the kinds of formatters that the code of an adapter has. Raises UserCodeFailed
+        with what it raises as it is imported.
+        """
+        known = self._formatters_of.get(adapter.name)
+        if known is not None and known[0] == adapter:
+            return known[1]
+
+        with closing(await self.begin(LoadCode(adapter))) as call:
+            kinds = frozenset((await call.chunk()).decode().split())
+
+        self._formatters_of[adapter.name] = (adapter, kinds)
+        return kinds
 
     async def begin(self, first: ToWorker) -> Call:
         """Begin a call with this message. Raises Unavailable if no worker is connected."""
@@ -252,6 +295,8 @@ class SharedCall:
     def __init__(self, workers: UserCodeWorkers) -> None:
         self._workers = workers
         self._call: Call | None = None
+        # Whose own code the formatters are, where the adapter of the request has any.
+        self.adapter: AdapterCode | None = None
 
     async def send(self, message: ToWorker) -> Call:
         """Send the message. Returns the call, whose next messages answer it."""

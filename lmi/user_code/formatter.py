@@ -58,6 +58,7 @@ class OutputFormatter(CallFormatter):
             is_streaming=first_request.is_streaming,
             details=message.format.details,
             return_full_text=first_request.return_full_text,
+            adapter=self._call.adapter,
         )
         await self._call.send(opening)
 
@@ -148,7 +149,7 @@ class ResponseFormatter(CallFormatter):
         if not body.startswith(b"{"):
             return line
 
-        call = await self._call.send(Respond(body))
+        call = await self._call.send(Respond(body, self._call.adapter))
         new_body = await call.chunk()
         if body == line:
             return new_body

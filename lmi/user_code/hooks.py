@@ -2,18 +2,21 @@
 output formatter writes the answer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from lmi.adapters.files import HEADER, QUERY, SCRIPT
+from lmi.adapters.registry import AdapterRegistry
 from lmi.apis.base.api import JSON, AnyApi, AsyncFormatter
-from lmi.apis.base.readers import Message, Parsed
+from lmi.apis.base.readers import BodyOutline, Message, Parsed
 from lmi.errors import MalformedRequest, UserCodeFailed
 from lmi.http.exchange import Exchange
 from lmi.server.hooks import Content, RequestHooks
 from lmi.settings.config import Config
-from lmi.user_code.calls import ReadInput, SharedCall, UserCodeWorkers
+from lmi.user_code.calls import AdapterCode, ReadInput, SharedCall, UserCodeWorkers
 from lmi.user_code.formatter import ListOutputFormatter, OutputFormatter, ResponseFormatter
 from lmi.user_code.properties import properties_of
 
@@ -30,20 +33,28 @@ class FormatterHooks(RequestHooks):
         config: Config,
         workers: UserCodeWorkers,
         admit: Callable[[], AbstractContextManager[None]],
+        adapters: AdapterRegistry | None = None,
     ) -> None:
-        """`admit` holds a place in the queue while the input formatter runs."""
+        """`admit` holds a place in the queue while the input formatter runs. `adapters` may have
+        code of their own.
+        """
         assert config.user_code is not None
         self._exchange = exchange
-        self._code = config.user_code
         self._model = config.model
         self._admit = admit
+        self._workers = workers
+        self._adapters = adapters if config.user_code.runs_adapters else None
         self._call = SharedCall(workers)
-        self.changes_bodies = self._code.input_formatter is not None
+        self._writes = config.user_code.output_formatter is not None
+        self.changes_bodies = config.user_code.input_formatter is not None
 
     async def change_body(self, body: bytes, content_type: str | None) -> Content:
         """Return the body that the input formatter makes. Raises MalformedRequest for an exception
         in it.
         """
+        if self._adapters is not None:
+            await self._choose_code(self._adapters, body)
+
         if not self.changes_bodies:
             return Content(body, content_type)
 
@@ -52,11 +63,46 @@ class FormatterHooks(RequestHooks):
             properties["Content-Type"] = content_type
 
         with self._admit():
-            call = await self._call.send(ReadInput(properties, body))
+            call = await self._call.send(ReadInput(properties, body, self._call.adapter))
             try:
                 return Content(await call.chunk(), JSON)
             except UserCodeFailed as error:
                 raise MalformedRequest(f"the input formatter failed: {error}") from None
+
+    async def _choose_code(self, adapters: AdapterRegistry, body: bytes) -> None:
+        """Let the formatters of the request's adapter act, where it has any of its own. Raises
+        UserCodeFailed if its code cannot be imported.
+        """
+        entry = None
+        for name in self._names_of_adapter(body):
+            entry = entry or adapters.folder.read(name)
+
+        if entry is None:
+            return
+
+        adapter = AdapterCode.of(entry.name, Path(entry.path, SCRIPT))
+        if adapter is None:
+            return
+
+        kinds = await self._workers.formatters_of(adapter)
+        self._call.adapter = adapter
+        self._writes = self._writes or "output_formatter" in kinds
+        self.changes_bodies = self.changes_bodies or "input_formatter" in kinds
+
+    def _names_of_adapter(self, body: bytes) -> Iterator[str]:
+        """Yield the names that may be that of the request's adapter, the first one that counts
+        first. Of a list the first name counts.
+        """
+        headers = self._exchange.headers
+        fields = BodyOutline.of(body) or BodyOutline()
+        names: list[object] = [headers.get(HEADER), self._exchange.query.get(QUERY)]
+        for value in (fields.value("adapters"), fields.value("model")):
+            is_list = isinstance(value, list) and value
+            names.append(value[0] if is_list else value)  # type: ignore[index]
+
+        for name in names:
+            if name and isinstance(name, str):
+                yield name
 
     def change_message(self, api: AnyApi, message: Message[Any]) -> Message[Any]:
         """Ask for details, if the output formatter will write the answer: it needs them."""
@@ -110,7 +156,7 @@ class FormatterHooks(RequestHooks):
         """Whether the model's output formatter writes the answer. It does not if the request or a
         setting names a format.
         """
-        if self._code.output_formatter is None or self._model.output_formatter is not None:
+        if not self._writes or self._model.output_formatter is not None:
             return False
 
         # In a body of OpenAI's API they may have any type.

@@ -76,6 +76,12 @@ class UserCodeOptions:
     """
     handler_function: ClassVar = option(None, FUNCTION, key="option.handler", refused_by=SCRIPTS)
     """the function of entryPoint, instead of handle"""
+    adapter_code: ClassVar[bool] = option(
+        False,
+        refused_by=SCRIPTS,
+        grants="Python code that comes with adapters",
+    )
+    """run the formatters in the model.py of an adapter"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +98,8 @@ class UserCodeConfig:
     input_formatter: str | None = None
     # Where the standards' package looks for files, "" if the code is not for it.
     standards_folder: str = ""
+    # Whether adapters may have formatters of their own. `path` is "" if only they have any.
+    runs_adapters: bool = False
     # The properties of the handler's first call.
     properties: dict[str, str] = field(default_factory=dict)
 

@@ -16,7 +16,7 @@ from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from lmi.user_code.answer import (
     Attributes,
@@ -26,7 +26,7 @@ from lmi.user_code.answer import (
     request_input,
     takes_responses,
 )
-from lmi.user_code.calls import Head, Open
+from lmi.user_code.calls import AdapterCode, Head, Open
 from lmi.user_code.functions import accepted, call, first_parameter
 from lmi.user_code.multipart import content_type_of, is_multipart, read_parts
 from lmi.user_code.options import UserCodeConfig, is_built_in
@@ -42,6 +42,22 @@ UNUSED_MARKS = ("is_init_handler", "is_prediction_handler")
 log = logging.getLogger(__name__)
 
 
+class Formatters(NamedTuple):
+    """The functions of one file that read the requests and write the answers."""
+
+    read: Callable[..., Any] | None = None
+    write: Callable[..., Any] | None = None
+
+    @classmethod
+    def of(
+        cls, module: ModuleType, input_name: str | None = None, output_name: str | None = None
+    ) -> Self:
+        """Find them by name, or by the decorators of djl_python."""
+        read = _find(module, input_name, "is_input_formatter")
+        write = _find(module, output_name, "is_output_formatter")
+        return cls(read, write)
+
+
 class UserCode:
     """The functions of one file. Raises the file's exceptions, and LookupError for a function that
     is missing.
@@ -50,20 +66,30 @@ class UserCode:
     """
 
     def __init__(self, config: UserCodeConfig, *, folder: str = ".", name: str = "model") -> None:
-        module = _import(Path(config.path))
         self._handler_name = config.handler or ""
-        self._handle = _named(module, self._handler_name) if config.handler else None
-        self._output_formatter = _find(module, config.output_formatter, "is_output_formatter")
-        self._input_formatter = _find(module, config.input_formatter, "is_input_formatter")
+        self._handle: Callable[..., Any] | None = None
+        self._formatters = Formatters()
+        # Of each name the adapter whose code was imported last.
+        self._of_adapters: dict[str, tuple[AdapterCode, Formatters]] = {}
+        if config.path:
+            self._load(config)
+
+        self._properties = dict(config.properties)
+        self._tokenizer = LazyTokenizer(folder)
+        self._name = name
+
+    def _load(self, config: UserCodeConfig) -> None:
+        path = Path(config.path)
+        module = _import(path, path.stem)
+        if config.handler:
+            self._handle = _named(module, config.handler)
+
+        self._formatters = Formatters.of(module, config.input_formatter, config.output_formatter)
         for mark in UNUSED_MARKS:
             unused = _find(module, None, mark)
             if unused is not None:
                 reason = "it is for scikit-learn and XGBoost"
                 log.warning("%s: %s is never called here, %s", config.path, unused.__name__, reason)
-
-        self._properties = dict(config.properties)
-        self._tokenizer = LazyTokenizer(folder)
-        self._name = name
 
     def begin(self) -> None:
         """Call the handler without content and with the options, so that it loads what it needs.
@@ -114,14 +140,40 @@ class UserCode:
         if head is None:
             yield Head(204, "", {})
 
-    def read_input(self, properties: Mapping[str, str], body: bytes) -> tuple[Any, bytes]:
+    def load_code(self, adapter: AdapterCode) -> list[str]:
+        """Import the code of an adapter. Returns the kinds of its formatters."""
+        formatters = self._code_of(adapter)
+        kinds = {"input_formatter": formatters.read, "output_formatter": formatters.write}
+        return [kind for kind, formatter in kinds.items() if formatter is not None]
+
+    def _code_of(self, adapter: AdapterCode) -> Formatters:
+        known = self._of_adapters.get(adapter.name)
+        if known is not None and known[0] == adapter:
+            return known[1]
+
+        module = _import(Path(adapter.path), f"adapter_{adapter.name}_{adapter.written_ns}")
+        formatters = Formatters.of(module)
+        self._of_adapters[adapter.name] = (adapter, formatters)
+        return formatters
+
+    def _formatters_for(self, adapter: AdapterCode | None) -> Formatters:
+        """Return the formatters of a request: the adapter's, and the model's where it has none."""
+        if adapter is None:
+            return self._formatters
+
+        own = self._code_of(adapter)
+        return Formatters(own.read or self._formatters.read, own.write or self._formatters.write)
+
+    def read_input(
+        self, properties: Mapping[str, str], body: bytes, adapter: AdapterCode | None = None
+    ) -> tuple[Any, bytes]:
         """Return the object that the input formatter made of a body, and the JSON of the request.
 
         The object is None if the formatter made a dict.
         """
         from djl_python.encode_decode import decode
 
-        formatter = self._input_formatter
+        formatter = self._formatters_for(adapter).read
         argument = _input(properties, body)
         assert formatter is not None
 
@@ -145,7 +197,7 @@ class UserCode:
         """Return the answer to each prompt. `request` is the object that `read_input` returned,
         None without one.
         """
-        formatter = self._output_formatter
+        formatter = self._formatters_for(opened.adapter).write
         assert formatter is not None
         kind = ResponseAnswer if takes_responses(formatter) else TokenAnswer
 
@@ -156,20 +208,25 @@ class UserCode:
 
         return answers
 
-    def respond(self, body: bytes, request: Any) -> bytes:
+    def respond(self, body: bytes, request: Any, adapter: AdapterCode | None = None) -> bytes:
         """Rewrite a response of another API. It stays as it is if the output formatter reads
         tokens.
         """
-        assert self._output_formatter is not None
-        if not takes_responses(self._output_formatter):
+        formatter = self._formatters_for(adapter).write
+        assert formatter is not None
+        if not takes_responses(formatter):
             return body
 
-        return format_response(self._output_formatter, body, request, self._tokenizer)
+        return format_response(formatter, body, request, self._tokenizer)
 
 
 def load(config: UserCodeConfig, *, folder: str, name: str) -> UserCode:
     """Import the file. It finds djl_python and the modules beside it, and runs in `folder`."""
-    for entry in (str(COMPAT), folder, str(Path(config.path).parent)):
+    entries = [str(COMPAT), folder]
+    if config.path:
+        entries.append(str(Path(config.path).parent))
+
+    for entry in entries:
         if entry not in sys.path:
             sys.path.insert(0, entry)
 
@@ -177,13 +234,13 @@ def load(config: UserCodeConfig, *, folder: str, name: str) -> UserCode:
     return UserCode(config, folder=folder, name=name)
 
 
-def _import(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+def _import(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, f"{path} is not a Python file"
 
     module = importlib.util.module_from_spec(spec)
     # dataclasses and pickle look the module up there.
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 

@@ -9,6 +9,7 @@ import hashlib
 import os
 import platform
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ REQUIREMENTS = "requirements.txt"
 WHEELS = "requirements"
 SWITCH = "option.install_requirements"
 TRUST = "option.trust_remote_code"
+ADAPTER_CODE = "option.adapter_code"
 NOT_OF_SEVERAL = (
     "handlers of model-hosting-container-standards are not run for one of several models"
 )
@@ -91,7 +93,17 @@ def _last_name(decorator: ast.expr) -> str:
 
 def choose_code(resolution: Resolution) -> None:
     """Choose the file of user code and its functions that are used, none if nothing in it runs."""
-    resolution.code = _code(resolution)
+    code = _code(resolution)
+    values = resolution.values
+    if values.final(ADAPTER_CODE):
+        if code is None:
+            code = UserCodeConfig(path="", runs_adapters=True)
+        elif code.handler is None and not code.standards_folder:
+            code = replace(code, runs_adapters=True)
+        else:
+            values.refuse(ADAPTER_CODE, f"false beside the code in {code.path}")
+
+    resolution.code = code
 
 
 def _code(resolution: Resolution) -> UserCodeConfig | None:
@@ -118,7 +130,12 @@ def _code(resolution: Resolution) -> UserCodeConfig | None:
         _warn_of_nothing_to_run(values, path, names)
         return None
 
-    return UserCodeConfig(path=str(path.resolve()), handler=handler, properties={}, **formatters)
+    return UserCodeConfig(
+        path=str(path.resolve()),
+        handler=handler,
+        input_formatter=formatters.get("input_formatter"),
+        output_formatter=formatters.get("output_formatter"),
+    )
 
 
 def _code_for_standards(
@@ -342,7 +359,7 @@ def choose_requirements(resolution: Resolution) -> None:
 
 def _requirements(values: Values, code: UserCodeConfig | None) -> RequirementsConfig | None:
     folders = list(user_code_folders(values))
-    if code is not None:
+    if code is not None and code.path:
         folders = _folders_of(values, Path(code.path))
 
     files = [folder / REQUIREMENTS for folder in folders]

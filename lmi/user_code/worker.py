@@ -16,8 +16,10 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from lmi.adapters.files import SCRIPT
 from lmi.errors import ModelUnusable, OutOfMemory, UserCodeFailed, is_out_of_memory, writable
 from lmi.ipc import Accepted, FrameTooLarge, frame, listen
 from lmi.runtime import LoadReport, Runtime
@@ -27,7 +29,15 @@ from lmi.shared.log import follow
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import calls, runner
 from lmi.user_code.answer import TokenAnswer
-from lmi.user_code.calls import MAX_CHUNK_BYTES, WINDOW, End, Head, ToFrontEnd, Work
+from lmi.user_code.calls import (
+    MAX_CHUNK_BYTES,
+    WINDOW,
+    AdapterCode,
+    End,
+    Head,
+    ToFrontEnd,
+    Work,
+)
 from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.runner import UserCode
 
@@ -89,11 +99,18 @@ class Job:
             case calls.Handle():
                 self._handle(message)
                 return True
+            case calls.LoadCode():
+                kinds = self._user_code.load_code(message.adapter)
+                self._send(" ".join(kinds).encode())
+                return True
             case calls.ReadInput():
-                self._request, body = self._user_code.read_input(message.properties, message.body)
+                self._request, body = self._user_code.read_input(
+                    message.properties, message.body, message.adapter
+                )
                 self._send(body)
             case calls.Respond():
-                self._send(self._user_code.respond(message.body, self._request))
+                body = self._user_code.respond(message.body, self._request, message.adapter)
+                self._send(body)
             case calls.Open():
                 self._answers = self._user_code.answers(message, self._request, self._id)
                 self._send(Head(200, self._answers[0].media_type, {}, message.is_streaming))
@@ -250,7 +267,23 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> User
     except BaseException as error:
         raise unusable(code.path, error) from error
 
+    if code.runs_adapters:
+        _load_adapters(user_code, model)
+
     return user_code
+
+
+def _load_adapters(user_code: UserCode, model: ModelConfig) -> None:
+    """Import the code of adapters beside the model. Raises ModelUnusable with what it raised."""
+    for name, folder in model.adapters.items():
+        adapter = AdapterCode.of(name, Path(folder, SCRIPT))
+        if adapter is None:
+            continue
+
+        try:
+            user_code.load_code(adapter)
+        except BaseException as error:
+            raise unusable(adapter.path, error) from error
 
 
 def unusable(path: str, error: BaseException) -> ModelUnusable:

@@ -679,12 +679,15 @@ def test_files_of_an_adapter_are_looked_at_before_the_engine_gets_it(server: Hos
     )
 
 
-def test_code_beside_an_adapter_is_not_run_and_the_answer_says_so(server: Host) -> None:
+def test_an_adapter_with_code_is_refused_where_its_code_does_not_run(server: Host) -> None:
     folder = write_files(Path(server.config.model.path) / "loras" / "coded")
     (folder / "model.py").write_text("raise SystemExit")
     status, answer = call(server, "POST", "/adapters", {"name": "coded", "src": str(folder)})
-    assert (status, answer["warning"]) == (200, "model.py in the adapter's folder is not run")
-    assert call(server, "DELETE", "/adapters/coded")[0] == 200
+    assert (status, answer["error"]) == (
+        424,
+        "model.py in the adapter's folder runs with option.adapter_code=true alone",
+    )
+    assert call(server, "GET", "/adapters/coded")[0] == 404
 
 
 def test_a_link_that_leads_outside_is_outside(server: Host, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ class BodyOutline(msgspec.Struct):
     text_input: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     model: msgspec.Raw = msgspec.Raw()
+    adapters: msgspec.Raw = msgspec.Raw()
     request_type: msgspec.Raw = msgspec.field(name="requestType", default=msgspec.Raw())
 
     @classmethod
