@@ -399,7 +399,7 @@ class Supervisor:
 
     @property
     def _has_front_ends(self) -> bool:
-        """Whether enough front ends run: one, but all where they replace those of another server."""
+        """Whether enough front ends run: one, or all if they replace those of another server."""
         num_front_ends = sum(record.beat_s > 0 for record in self._block.frontends)
         if self._predecessor is not None and self._predecessor.is_there:
             return num_front_ends >= self._config.frontend_workers

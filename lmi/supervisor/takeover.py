@@ -94,7 +94,7 @@ class Handover:
         return self._ready_heir()
 
     def close(self) -> None:
-        """Answer nobody any more. A server that loads sees that, and knows that this one is gone."""
+        """Answer nobody any more. A server that loads sees it, and knows that this one is gone."""
         for end in (self._heir, self._end):
             if end is not None:
                 end.close()
