@@ -303,6 +303,11 @@ def check_kubectl(words: list[str]) -> None:
 
 
 RAY_START = {"--head", "--address", "--port", "--include-dashboard", "--disable-usage-stats"}
+# Those that tests/system/test_ray_serve.py runs.
+RAY_SERVE = {
+    "start": {"--proxy-location", "--http-host", "--http-port"},
+    "run": {"--working-dir", "--app-dir"},
+}
 
 
 def check_ray(words: list[str]) -> None:
@@ -364,7 +369,12 @@ def check_alone(words: list[str]) -> None:
 
 def check_pip(words: list[str]) -> None:
     locks = "".join(path.read_text() for path in (ROOT / "scripts" / "locks").glob("*.txt"))
-    assert words[0] == "install" and all(f"{name}==" in locks for name in words[1:])
+    assert words[0] == "install"
+    if words[1] == "-r":
+        assert (ROOT / words[2]).is_file()
+        return
+
+    assert all(f"{name}==" in locks for name in words[1:])
 
 
 def check_prometheus(words: list[str]) -> None:
@@ -390,6 +400,11 @@ def check_copied(words: list[str]) -> None:
 
 
 def check_program(words: list[str]) -> None:
+    if words[:2] == ["-m", "ray.serve.scripts"]:
+        flags = {word for word in words[3:] if word.startswith("--")}
+        assert words[2] in RAY_SERVE and flags <= RAY_SERVE[words[2]]
+        return
+
     assert (ROOT / words[0]).is_file()
 
 
