@@ -414,7 +414,7 @@ class ReplicasConfig:
         3,
         integer(0, 1000),
         key="retry_threshold",
-        names="option.retry_threshold PROCESS_MAX_START_RETRIES",
+        names="option.retry_threshold PROCESS_AUTO_RECOVERY PROCESS_MAX_START_RETRIES",
     )
     """deaths of an engine in retry_window, then the server ends, if no other replica serves; 0 as
     1: the first one

@@ -32,7 +32,9 @@ OTHER_ENV = {
     "LWS_LEADER_ADDRESS": "option.master_addr",
 }
 TRANSLATED: dict[str, Callable[[str], str]] = {
-    "ENABLE_CUDA_GRAPHS": lambda text: str(not is_true(text, True)).lower()
+    "ENABLE_CUDA_GRAPHS": lambda text: str(not is_true(text, True)).lower(),
+    # Nothing is given where processes are restarted as always.
+    "PROCESS_AUTO_RECOVERY": lambda text: "" if is_true(text, True) else "0",
 }
 _BY_ENV_NAME = {key.removeprefix("option.").replace("_", "").lower(): key for key in BY_KEY}
 

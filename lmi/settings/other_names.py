@@ -30,6 +30,7 @@ from lmi.settings.other_servers import (
 from lmi.settings.steps import Resolution
 from lmi.settings.table import BY_KEY, MODEL, OPTIONS, find
 from lmi.settings.values import Values
+from lmi.user_code.options import PIP_ARGS
 from lmi.user_code.standards.settings import HANDLERS, MIDDLEWARES, SCRIPT, SCRIPT_FOLDER
 
 # The least ratio of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one
@@ -171,12 +172,6 @@ ELSEWHERE = {
 # Variables that AWS's other images read and this server does not, yet. Who moves here may still set
 # them.
 PREFIXES = ("CUSTOM_FASTAPI_", "SUPERVISOR_")
-NAMES = frozenset(
-    (
-        "PROCESS_AUTO_RECOVERY",
-        "STANDARD_PIP_ARGS",
-    )
-)
 # Names that other servers have for the model and this one does not read. One of them ends a start
 # that would serve the demo, and is no reason to end any other.
 MODEL_ELSEWHERE = frozenset(
@@ -198,7 +193,7 @@ MODEL_KEY = re.compile(
 )
 READ = frozenset(name for option in OPTIONS for name in (*option.platform, *option.env))
 # What a model's own code for AWS's standards reads.
-OF_CODE = frozenset((*HANDLERS, *MIDDLEWARES, SCRIPT, SCRIPT_FOLDER))
+OF_CODE = frozenset((*HANDLERS, *MIDDLEWARES, SCRIPT, SCRIPT_FOLDER, PIP_ARGS))
 # supervisord gives these to every process that it starts.
 OF_SUPERVISORD = frozenset(
     (
@@ -395,7 +390,7 @@ def closest(key: str, further: Iterable[str] = ()) -> str:
 
 def is_of_other_image(name: str) -> bool:
     is_read = name in OF_CODE or name in OF_SUPERVISORD
-    return name in NAMES or (name.startswith(PREFIXES) and not is_read)
+    return name.startswith(PREFIXES) and not is_read
 
 
 def report_unread_models(resolution: Resolution) -> None:

@@ -75,7 +75,7 @@ OF_EXPORTER = re.compile(r"OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS")
 # In a value: an address that names a user, https://user:password@host.
 WITH_PASSWORD = re.compile(r"://[^/?#\s]*@")
 # What pip needs of the secrets: its index, and the proxies.
-OF_PIP = re.compile("^PIP_|_PROXY$", re.IGNORECASE)
+OF_PIP = re.compile("^PIP_|^STANDARD_PIP_ARGS$|_PROXY$", re.IGNORECASE)
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 # Where transformers copies a checkpoint's code, by default below HF_HOME.
 CODE_CACHE = "HF_MODULES_CACHE"

@@ -212,9 +212,12 @@ def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | No
         return None
 
     folder = _new_folder(runtime, "requirements")
-    log.info("installing what %s names", needed.file)
+    log.info("installing what %s names", needed.label)
     places = ["--file", needed.file, "--folder", needed.folder, "--state", str(folder)]
     words = ["lmi.user_code.requirements", *places]
+    if needed.has_words:
+        words.append("--with-words")
+
     user = config.server.user
     if user is None:
         return Stage("requirements", folder, config.server, *words)

@@ -10,6 +10,8 @@ from typing import ClassVar
 from lmi.settings.kinds import BOOLEAN, Kind, choice, matching, word
 from lmi.settings.option import SCRIPTS, option
 
+# The operator's words for pip, which take the place of a model's requirements.txt.
+PIP_ARGS = "STANDARD_PIP_ARGS"
 FUNCTION = matching(
     "the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 )
@@ -106,7 +108,17 @@ class UserCodeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequirementsConfig:
-    """A requirements.txt of the model, and the folder that what it names is installed in."""
+    """A requirements.txt of the model, and the folder that what it names is installed in.
+
+    With `has_words` the operator's words for pip, which may hold a password and are in the
+    environment alone, take the place of the file, and pip runs in its folder.
+    """
 
     file: str
     folder: str
+    has_words: bool = False
+
+    @property
+    def label(self) -> str:
+        """What messages call that which names the packages."""
+        return PIP_ARGS if self.has_words else self.file

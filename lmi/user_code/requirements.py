@@ -14,11 +14,13 @@ becomes root's, so that no process of the user can change it.
 import argparse
 import logging
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -32,6 +34,7 @@ from lmi.settings.listeners import User
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams
 from lmi.sources.fetches import FAILURE, PROGRESS, FetchReport, Place, write
+from lmi.user_code.options import PIP_ARGS
 from lmi.user_code.settings import WHEELS
 
 OFFLINE = ("HF_HUB_OFFLINE", "DJL_OFFLINE")
@@ -58,14 +61,27 @@ log = logging.getLogger("lmi.user_code.requirements")
 class Installer:
     """Runs pip for one file."""
 
-    def __init__(self, file: Path, folder: Path, state: Path, user: User | None = None) -> None:
+    def __init__(
+        self,
+        file: Path,
+        folder: Path,
+        state: Path,
+        user: User | None = None,
+        words: Sequence[str] = (),
+    ) -> None:
+        """`words` for pip take the place of the file, and pip runs where it would lie."""
         self._file = file
+        # What messages call that which is installed.
+        self._label = PIP_ARGS if words else str(file)
+        self._words = words or [f"--requirement={file}"]
         self._folder = folder
         self._user = user
         self._part = folder.with_name(f"{folder.name}.part")
         self._state = state
         self._logged_s = time.monotonic()
-        self._num_packages = max(1, _num_packages(file.read_text(errors="replace")))
+        self._num_packages = 1
+        if not words:
+            self._num_packages = max(1, _num_packages(file.read_text(errors="replace")))
 
     def install(self) -> None:
         """Fill the folder, unless it is complete. Raises ModelUnusable with the cause that pip
@@ -74,7 +90,7 @@ class Installer:
         lock = self._folder.with_name(f"{self._folder.name}.lock")
         with Place(self._folder.parent, "SERVING_DOWNLOAD_DIR", self._file).only_one(lock):
             if self._folder.is_dir():
-                log.info("%s: installed by an earlier start in %s", self._file, self._folder)
+                log.info("%s: installed by an earlier start in %s", self._label, self._folder)
                 return
 
             started_s = time.monotonic()
@@ -88,12 +104,19 @@ class Installer:
                 shutil.rmtree(self._part, ignore_errors=True)
 
             duration_s = time.monotonic() - started_s
-            log.info("%s: installed in %s, %.1f s", self._file, self._folder, duration_s)
+            log.info("%s: installed in %s, %.1f s", self._label, self._folder, duration_s)
 
     def _fill(self) -> None:
         """Install from the folder of wheels, then from the index if that fails and an index may be
         asked.
         """
+        if self._label == PIP_ARGS:
+            error = self._pip()
+            if error is not None:
+                raise ModelUnusable(f"{PIP_ARGS}: {error}")
+
+            return
+
         wheels = self._file.parent / WHEELS
         offline = self._offline()
         sources = [f"--find-links={wheels}"] if wheels.is_dir() else []
@@ -136,7 +159,7 @@ class Installer:
             self._part.mkdir()
             os.chown(self._part, self._user.uid, self._user.gid)
 
-        command = [*PIP, f"--target={self._part}", *arguments, f"--requirement={self._file}"]
+        command = [*PIP, f"--target={self._part}", *arguments, *self._words]
         # pip gets a process group of its own, of which nothing is left at the end.
         process = subprocess.Popen(
             command,
@@ -216,10 +239,12 @@ def _prepare(user: User | None, parent_pid: int) -> None:
     linux.die_with_parent(parent_pid, signal.SIGKILL)
 
 
-def run(file: Path, folder: Path, state: Path, user: User | None = None) -> int:
+def run(
+    file: Path, folder: Path, state: Path, user: User | None = None, words: Sequence[str] = ()
+) -> int:
     """Install. Returns the exit code."""
     try:
-        Installer(file, folder, state, user).install()
+        Installer(file, folder, state, user, words).install()
         return 0
     except StartError as error:
         log.error("%s", error)
@@ -241,6 +266,7 @@ def main() -> None:
         parser.add_argument(name, type=Path, required=True)
 
     parser.add_argument("--user", type=User.of)
+    parser.add_argument("--with-words", action="store_true")
     parser.add_argument("--log-level", default="INFO")
     parser.add_argument("--log-format", default="auto")
     arguments = parser.parse_args()
@@ -249,7 +275,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end)
     linux.set_title("lmi-install")
     lmi.shared.log.setup("requirements", arguments.log_level, arguments.log_format, linux.log_fd())
-    sys.exit(run(arguments.file, arguments.folder, arguments.state, arguments.user))
+    words = shlex.split(os.environ[PIP_ARGS]) if arguments.with_words else ()
+    sys.exit(run(arguments.file, arguments.folder, arguments.state, arguments.user, words))
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:

@@ -9,11 +9,12 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from lmi.errors import ModelUnusable, shorten
+from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.engine_choice import NEURON, TENSOR
 from lmi.settings.model_choice import user_code_folders
 from lmi.settings.start import Fetched
@@ -24,6 +25,7 @@ from lmi.sources.source import CONFIG, S3Model, parse
 from lmi.user_code.options import (
     ENTRY_POINT,
     FORMATTER_WORDS,
+    PIP_ARGS,
     RequirementsConfig,
     UserCodeConfig,
     is_built_in,
@@ -362,6 +364,13 @@ def _requirements(values: Values, code: UserCodeConfig | None) -> RequirementsCo
     if code is not None and code.path:
         folders = _folders_of(values, Path(code.path))
 
+    words = values.start.environ.get(PIP_ARGS, "").strip()
+    if words and code is not None and values.final(SWITCH):
+        return _requirements_of_words(values, words, folders[0])
+
+    if words:
+        values.note(f"{PIP_ARGS}: nothing is installed by it, since no code of the model runs")
+
     files = [folder / REQUIREMENTS for folder in folders]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
@@ -384,6 +393,24 @@ def _requirements(values: Values, code: UserCodeConfig | None) -> RequirementsCo
 
     folder = Path(values.final("download_dir"), "requirements", digest)
     return RequirementsConfig(file=str(file.resolve()), folder=str(folder))
+
+
+def _requirements_of_words(values: Values, words: str, folder: Path) -> RequirementsConfig:
+    """Return what the operator's words for pip install, in place of a requirements.txt. Raises
+    BadConfiguration.
+    """
+    try:
+        shlex.split(words)
+    except ValueError as error:
+        raise BadConfiguration(
+            f"{PIP_ARGS}: must be words as a shell reads them, and is not: {error}"
+        ) from None
+
+    parts = [platform.python_version(), str(folder.resolve()), words]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    installed = Path(values.final("download_dir"), "requirements", digest)
+    file = folder.resolve() / REQUIREMENTS
+    return RequirementsConfig(file=str(file), folder=str(installed), has_words=True)
 
 
 def _digest_of_requirements(file: Path) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.settings.settling import settle
+from tests.settings.settling import faults, settle
 
 HANDLE = "def handle(inputs): ...\n"
 
@@ -80,3 +80,23 @@ def test_without_a_file_nothing_is_said(model: Path) -> None:
     resolved = settle(model)
     assert resolved.config.requirements is None
     assert not any("requirements" in note for note in resolved.notes)
+
+
+def test_the_operator_s_words_for_pip_take_the_place_of_the_file(model: Path) -> None:
+    secret = "--index-url https://me:secret@host/simple one"
+    config = settle(model, environ={"STANDARD_PIP_ARGS": secret}).config
+    requirements = config.requirements
+    assert requirements is not None and requirements.has_words
+    assert Path(requirements.file).parent == model
+    assert "secret" not in str(config), "they are in the environment alone"
+
+    other = settle(model, environ={"STANDARD_PIP_ARGS": "two"}).config.requirements
+    assert other is not None and other.folder != requirements.folder
+
+    off = {"STANDARD_PIP_ARGS": "two", "STANDARD_AUTO_INSTALL_REQ": "false"}
+    assert settle(model, environ=off).config.requirements is None
+
+    (fault,) = faults(model, environ={"STANDARD_PIP_ARGS": "one 'two"})
+    assert fault == (
+        "STANDARD_PIP_ARGS: must be words as a shell reads them, and is not: No closing quotation"
+    )

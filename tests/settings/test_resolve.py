@@ -599,7 +599,7 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
             "hf_secret",
         ),
         **dict.fromkeys(
-            ("PROCESS_AUTO_RECOVERY", "STANDARD_PIP_ARGS", "SUPERVISOR_PROGRAM_STARTSECS"),
+            ("STANDARD_PIP_ARGS", "SUPERVISOR_PROGRAM_STARTSECS"),
             "hf_secret",
         ),
         **{"PROCESS_MAX_START_RETRIES": "3", "SUPERVISOR_PROCESS_NAME": "lmi", "SM_NUM_GPUS": "1"},
@@ -607,15 +607,29 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
     resolved = settle(folder, environ=environ)
 
     assert [line for line in resolved.warnings if "images" in line] == [
-        "5 variables of AWS's other images not read yet: CUSTOM_FASTAPI_OTHER, "
-        "PROCESS_AUTO_RECOVERY, "
-        "STANDARD_PIP_ARGS, SUPERVISOR_CONFIG, "
+        "3 variables of AWS's other images not read yet: CUSTOM_FASTAPI_OTHER, SUPERVISOR_CONFIG, "
         "SUPERVISOR_PROGRAM_STARTSECS"
     ]
     assert "hf_secret" not in str(resolved.warnings) and resolved.details == ()
 
-    (warning,) = settle(folder, environ={"STANDARD_PIP_ARGS": "2"}).warnings
-    assert warning == "1 variable of AWS's other images not read yet: STANDARD_PIP_ARGS"
+    (warning,) = settle(folder, environ={"SUPERVISOR_CONFIG": "2"}).warnings
+    assert warning == "1 variable of AWS's other images not read yet: SUPERVISOR_CONFIG"
+
+
+@pytest.mark.parametrize(
+    ("environ", "threshold"),
+    [
+        ({}, 3),
+        ({"PROCESS_AUTO_RECOVERY": "true"}, 3),
+        ({"PROCESS_AUTO_RECOVERY": "true", "PROCESS_MAX_START_RETRIES": "5"}, 5),
+        ({"PROCESS_AUTO_RECOVERY": "false", "PROCESS_MAX_START_RETRIES": "5"}, 0),
+        ({"PROCESS_AUTO_RECOVERY": "0"}, 0),
+    ],
+)
+def test_without_auto_recovery_the_first_death_ends_the_server(
+    folder: Path, environ: dict[str, str], threshold: int
+) -> None:
+    assert settle(folder, environ=environ).config.engine.retry_threshold == threshold
 
 
 def test_a_checkpoint_with_code_says_that_its_code_is_not_run(folder: Path) -> None:

@@ -36,12 +36,13 @@ class Place:
     state: Path
     index: Path
 
-    def start(self, **environ: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
         self.state.mkdir(exist_ok=True)
         paths = [
             f"--file={self.model / 'requirements.txt'}",
             f"--folder={self.folder}",
             f"--state={self.state}",
+            *words,
         ]
         clean = {
             name: text
@@ -61,9 +62,9 @@ class Place:
             start_new_session=True,
         )
 
-    def run(self, **environ: str) -> tuple[int, list[str]]:
+    def run(self, *words: str, **environ: str) -> tuple[int, list[str]]:
         """Run the process to its end. Returns its exit code and the messages of its log."""
-        process = self.start(**environ)
+        process = self.start(*words, **environ)
         _, errors = process.communicate(timeout=TIMEOUT_S)
         return process.returncode, [json.loads(line)["message"] for line in errors.splitlines()]
 
@@ -120,6 +121,19 @@ def test_the_index_is_asked_for_what_the_wheels_lack(place: Place, tmp_path: Pat
     code, lines = place.run()
     assert code == 0 and place.version_of("two") == "1.0"
     assert any("so the index is asked" in line for line in lines)
+
+
+def test_words_for_pip_take_the_place_of_the_file(place: Place, tmp_path: Path) -> None:
+    write_index(place.index, write_wheel(tmp_path / "wheels", "two"))
+    (place.model / "more.txt").write_text("two\n")
+    code, lines = place.run("--with-words", STANDARD_PIP_ARGS="-r 'more.txt' --no-deps")
+    assert (code, place.version_of("two"), place.version_of("one")) == (0, "1.0", "")
+    assert "STANDARD_PIP_ARGS: installed in" in lines[-1]
+
+
+def test_words_that_pip_refuses_end_the_start_with_its_words(place: Place) -> None:
+    code, _ = place.run("--with-words", STANDARD_PIP_ARGS="no-such-package")
+    assert code == 4 and str(place.failure()).startswith("STANDARD_PIP_ARGS: ERROR: No matching")
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "DJL_OFFLINE"])
