@@ -9,6 +9,7 @@ import asyncio
 import fcntl
 import logging
 import math
+import os
 import re
 import resource
 import sys
@@ -152,12 +153,13 @@ class GuardedProtocol(HttpToolsProtocol):
         """Return how many other connections this one displaces: none as long as there is room, one
         where there are too many connections.
 
-        It displaces two where it took one of the reserved descriptors, so that the files for which
-        they are reserved get them back. The system gives each file the lowest number that is free,
-        so the number of a new one says how many are open.
+        It displaces two where only reserved descriptors are free, so that the files for which they
+        are reserved get them back. The system gives each file the lowest number that is free, so
+        the number that the next one would get says whether any other is left. The connection's own
+        number does not: it may have filled a gap below others.
         """
         client_socket = transport.get_extra_info("socket")
-        if client_socket is not None and client_socket.fileno() > self.last_client_fd:
+        if client_socket is not None and _next_fd(client_socket.fileno()) > self.last_client_fd:
             return 2
 
         return 1 if len(self.connections) > self.max_connections else 0
@@ -681,6 +683,20 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.note_departure()
 
         super().connection_lost(exc)
+
+
+def _next_fd(fd: int) -> float:
+    """Return the number that the next file of this process gets, infinity if it can have none.
+
+    `fd` is any open file.
+    """
+    try:
+        next_fd = os.dup(fd)
+    except OSError:
+        return math.inf
+
+    os.close(next_fd)
+    return next_fd
 
 
 def _refusal_of(error: Exception) -> Refusal:

@@ -835,6 +835,30 @@ def test_idle_connections_make_room_for_files_that_were_opened_after_them(
         assert closed and all(connection.recv(1) == b"" for connection in closed)
 
 
+def test_a_connection_that_fills_a_gap_among_open_files_takes_no_last_place(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a burst of which some have left. Where no place is left, libuv drops who comes."""
+    with ExitStack() as opened:
+        idle = [opened.enter_context(served.connect()) for _ in range(10)]
+        for connection in idle:
+            connection.sendall(GET)
+            assert statuses(until(connection, b"/ 0")) == [200]
+
+        files = [opened.enter_context(open(os.devnull)) for _ in range(40)]
+        last_fd = max(file.fileno() for file in files)
+        monkeypatch.setattr(GuardedProtocol, "last_client_fd", last_fd)
+        # For the client's end of a connection, and for the server's
+        for file in files[:2]:
+            file.close()
+
+        assert statuses(served.talk(GET, end=b"/ 0")) == [200]
+
+        # Before they are closed as idle ones
+        closed = select.select(idle, [], [], 2.0)[0]
+        assert closed and all(connection.recv(1) == b"" for connection in closed)
+
+
 def test_connections_that_had_their_last_answer_make_room_where_none_is_idle(
     strict: Served,
 ) -> None:
