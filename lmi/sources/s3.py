@@ -16,7 +16,7 @@ from lmi.sources.gguf.find import only_file
 from lmi.sources.job import FetchJob, attempt
 from lmi.sources.listing import taken
 from lmi.sources.s3_store import Store
-from lmi.sources.source import S3Model, check, check_path, descended, warn_of_properties
+from lmi.sources.source import NoObjects, S3Model, check, check_path, descended, warn_of_properties
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class S3Fetch:
         if self._source.is_archive:
             archive = self._bucket.head(key)
             if archive is None:
-                raise self._nothing("there is no such object (NoSuchKey)")
+                raise ModelUnusable(self._nothing("there is no such object (NoSuchKey)"))
 
             return [archive]
 
@@ -79,7 +79,7 @@ class S3Fetch:
 
         by_path = {stored.path: stored for stored in self._bucket.objects(key)}
         if not by_path:
-            raise self._nothing("there are no objects with this prefix")
+            raise NoObjects(self._nothing("there are no objects with this prefix"))
 
         return [by_path[path] for path in taken(self._source, by_path, self._job.wanted)]
 
@@ -91,7 +91,7 @@ class S3Fetch:
             key = f"{folder}{slash}{part.name}"
             stored = self._bucket.head(key)
             if stored is None and key == self._source.key:
-                raise self._nothing("there is no such object (NoSuchKey)")
+                raise ModelUnusable(self._nothing("there is no such object (NoSuchKey)"))
 
             if stored is None:
                 raise ModelUnusable(f"{self._source}: its part {part.name} is missing (NoSuchKey)")
@@ -101,19 +101,19 @@ class S3Fetch:
 
         return objects
 
-    def _nothing(self, reason: str) -> ModelUnusable:
-        """Return the error of a URL without objects, with a URL that was perhaps meant."""
+    def _nothing(self, reason: str) -> str:
+        """Return why a URL has no objects, with a URL that was perhaps meant."""
         key = self._source.key
         similar = self._bucket.similar(key)
         if similar is None:
-            return ModelUnusable(f"{self._source}: {reason}")
+            return f"{self._source}: {reason}"
 
         difference = "differs in upper and lower case"
         if similar.rstrip("/") == key.rstrip("/"):
             difference = "is a folder" if similar.endswith("/") else "is one file"
 
         url = f"s3://{self._source.bucket}/{similar}"
-        return ModelUnusable(f"{self._source}: {reason}; {url} {difference}")
+        return f"{self._source}: {reason}; {url} {difference}"
 
     def _unpack(self, archive: Path) -> None:
         """Unpack the archive beside itself, check the model in it and empty the archive. What fails

@@ -75,6 +75,10 @@ OF_STORE = re.compile("[0-9a-f]{64}")
 log = logging.getLogger(__name__)
 
 
+class NoObjects(ModelUnusable):
+    """A prefix of S3 has no objects."""
+
+
 @dataclass(frozen=True, slots=True)
 class HubModel:
     """A repository of the hub, `owner/name`, or one of the GGUF models in it."""

@@ -1,12 +1,19 @@
-"""What of a model's environment reaches the process that runs it."""
+"""What of a model's definition reaches the process that runs it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from lmi.gateway.control.definition import Definitions
+from lmi.gateway.target_models import LoadFailed
+from tests.sources.faulty_server import Answer, FaultyServer
+from tests.sources.s3_server import CREDENTIALS
+
+NOTHING = b"""<?xml version="1.0"?><ListBucketResult><Name>models</Name><KeyCount>0</KeyCount>
+<IsTruncated>false</IsTruncated></ListBucketResult>"""
 
 
 def definitions(folder: Path) -> Definitions:
@@ -62,3 +69,33 @@ def test_a_text_for_clients_has_no_path_of_this_machine(
     rules = definitions(folder)
     assert rules.without_paths(text.format(folder=folder)) == shown
     assert rules.without_paths(shown) == shown
+
+
+class EmptyS3(FaultyServer):
+    """An S3 whose buckets hold nothing."""
+
+    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        if method == "HEAD":
+            return Answer(404)
+
+        return Answer(200, {"Content-Type": "application/xml"}, NOTHING)
+
+
+def test_a_model_that_its_environment_names_needs_no_objects_at_its_prefix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ModelBuilder of the SageMaker SDK deploys, which uploads a folder without files."""
+    rules = Definitions(folder=tmp_path, buckets={"models": ""}, images=(), trusts_models=False)
+    prefix = {"ModelDataUrl": "s3://models/code/"}
+    archive = {"ModelDataUrl": "s3://models/code.tar.gz"}
+    named = {"Environment": {"HF_MODEL_ID": "owner/tiny"}}
+    with EmptyS3() as s3:
+        for name, value in (CREDENTIALS | {"AWS_ENDPOINT_URL_S3": s3.url}).items():
+            monkeypatch.setenv(name, value)
+
+        assert rules.launch({**prefix, **named}).model == str(tmp_path / "empty")
+        with pytest.raises(LoadFailed, match="no objects with this prefix"):
+            rules.launch(prefix)
+
+        with pytest.raises(LoadFailed, match="NoSuchKey"):
+            rules.launch({**archive, **named})

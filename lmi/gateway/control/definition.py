@@ -17,12 +17,13 @@ from pathlib import Path
 from lmi.errors import shorten
 from lmi.gateway.control.service_model import Members, invalid
 from lmi.gateway.stores import S3_SCHEME, parse_s3
-from lmi.gateway.target_models import ModelStore
+from lmi.gateway.target_models import LoadFailed, ModelStore
 from lmi.settings import llama_cpp
 from lmi.settings.given import Given, collect
 from lmi.settings.images import givens as givens_of_images
 from lmi.settings.properties import Properties
 from lmi.settings.table import MODEL, find
+from lmi.sources.source import NoObjects
 
 # Where a definition expects its model.
 MODEL_FOLDER = "/opt/ml/model"
@@ -154,13 +155,11 @@ class Definitions:
         """
         variables: dict[str, str] = container.get("Environment") or {}
         source = self.source(container)
+        names_model = any(given.key == MODEL for given in _givens(variables))
         if source is not None:
-            model = str(self._fetch(source))
-        elif any(given.key == MODEL for given in _givens(variables)):
-            # It brings its model itself.
-            empty = self.folder / "empty"
-            empty.mkdir(exist_ok=True)
-            model = str(empty)
+            model = str(self._fetch(source, may_be_empty=names_model))
+        elif names_model:
+            model = str(self._empty())
         else:
             model = "demo"
 
@@ -208,11 +207,28 @@ class Definitions:
     def _adapters(self) -> Path:
         return self.folder / "downloads" / "adapters"
 
-    def _fetch(self, source: Source) -> Path:
-        """Return the folder that a model was brought to. Raises AwsError or LoadFailed."""
+    def _fetch(self, source: Source, may_be_empty: bool) -> Path:
+        """Return the folder that a model was brought to, perhaps an empty one where S3 has no
+        objects. Raises AwsError or LoadFailed.
+        """
         store = ModelStore(source.root, self.folder / "models", label="Model data")
-        folder, _ = store.add(source.key)
+        try:
+            folder, _ = store.add(source.key)
+        except LoadFailed as failure:
+            if not (may_be_empty and isinstance(failure.__cause__, NoObjects)):
+                raise
+
+            # The SageMaker SDK's ModelBuilder uploads a folder without files.
+            log.warning("%s", failure)
+            return self._empty()
+
         return folder
+
+    def _empty(self) -> Path:
+        """Return a folder without files, for a container that brings its model itself."""
+        empty = self.folder / "empty"
+        empty.mkdir(exist_ok=True)
+        return empty
 
     def _check_environment(self, variables: Mapping[str, str]) -> None:
         num_bytes = 0
