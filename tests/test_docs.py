@@ -696,6 +696,14 @@ def test_each_promise_of_reliability_has_tests_that_are_there() -> None:
         assert set(tests_named) <= there, set(tests_named) - there
 
 
+def test_each_test_that_a_page_names_is_there() -> None:
+    sources = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    there = {name for source in sources for name in re.findall(r"\bdef (test_\w+)", source)}
+    for page, path in PAGES.items():
+        named = set(re.findall(r"`(test_\w+)`", path.read_text()))
+        assert named <= there, (page, named - there)
+
+
 def anchors_of(path: Path) -> set[str]:
     heads = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}
