@@ -478,7 +478,8 @@ def test_no_client_can_forge_a_line_of_the_log_for_people(echo: Server) -> None:
 
     # Beside the front end another process of the server may say something
     of_ours = re.compile(
-        r"\d{4}-\d\d-\d\dT[0-9:.]+Z [A-Z]+ (supervisor|gunicorn|(front end|engine) 0)\[\d+\] [\w.]+: "
+        r"\d{4}-\d\d-\d\dT[0-9:.]+Z [A-Z]+ "
+        r"(supervisor|gunicorn|(front end|engine) 0)\[\d+\] [\w.]+: "
     )
     assert [line for line in lines if not of_ours.match(line)] == []
     assert any("forged" in line for line in lines), "nothing evil came to the log at all"
