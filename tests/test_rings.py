@@ -143,7 +143,7 @@ ARROWS = {
     "tgi": {"description", "guides"},
     "tracing": {"metrics"},
     "triton": {"beams", "description", "guides"},
-    "user_code": {"adapters", "choice", "cores", "options", "sources"},
+    "user_code": {"access", "adapters", "choice", "cores", "options", "sources"},
     "welcome": {"choice"},
 }
 # What names the annexes: the tuples of APIs and routes, the table of options, the words of the

@@ -63,6 +63,10 @@ async def infer(request: Request):
             await asyncio.sleep(1000)
         finally:
             print("awake", flush=True)
+    if act == "nothing":
+        return Response(b"a body", 204)
+    if act == "split":
+        return Response(headers={"x-a": "a\\r\\nSet-Cookie: b"})
     if act == "state":
         getattr(request.app.state, body["name"]).create_completion
     if act == "client":
@@ -221,6 +225,15 @@ def test_what_a_handler_raises_is_an_answer_and_hurts_nobody_else(server: Server
     assert malformed.status == 400
     wait_until(lambda: "ValueError: no such luck" in server.log.read_text(), "its traceback")
     assert server.post({"prompt": "ab"}).status == 200
+
+
+def test_an_answer_without_a_body_and_one_that_http_cannot_carry(server: Server) -> None:
+    nothing = server.post({"act": "nothing"})
+    assert (nothing.status, nothing.body) == (204, b"")
+
+    split = server.post({"act": "split"})
+    assert split.status == 424 and "x-a must be one line" in split.body.decode()
+    assert "set-cookie" not in split.headers
 
 
 def test_a_refusal_of_the_engine_is_that_of_the_handler(server: Server) -> None:

@@ -697,6 +697,26 @@ def test_outside_of_a_request_the_engine_client_says_so(code: Code) -> None:
         _ = code.app.state.engine_client.encode  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("Response(headers={'x-a': 'a\\r\\nSet-Cookie: b'})", "x-a must be one line"),
+        ("Response(headers={'bad name': 'a'})", "must have a header's name, given 'bad name'"),
+        ("Response(status_code=101)", "from 200 to 599, given 101"),
+    ],
+)
+def test_an_answer_that_http_cannot_carry_is_the_code_s_fault(
+    code: Code, answer: str, said: str
+) -> None:
+    code.write(
+        "from fastapi import Response\n"
+        f"async def custom_sagemaker_invocation_handler():\n    return {answer}\n"
+    )
+    code.load()
+    reply = code.ask("POST", "/invocations", {})
+    assert reply.status == 0 and said in reply.error
+
+
 def test_a_client_that_leaves_cancels_the_handler(code: Code) -> None:
     code.write(
         "import asyncio\nawake = asyncio.Event()\n"

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message
 
-from lmi.errors import ErrorInfo, UserCodeFailed
+from lmi.errors import ErrorInfo, UserCodeFailed, shorten
 from lmi.user_code.calls import WINDOW, Drop, End, Taken
+from lmi.user_code.outputs import HEADER_NAME, HEADER_VALUE
 from lmi.user_code.standards import calls
 from lmi.user_code.standards.calls import AppStart, Field, Serve, chunks_of
 from lmi.user_code.worker import describe
@@ -183,6 +184,7 @@ class RunningRequest:
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             fields = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+            _check_head(message["status"], fields)
             self.send(AppStart(message["status"], fields))
             return
 
@@ -203,6 +205,23 @@ class RunningRequest:
         self._has_ended = True
         self.send(End(error))
         self._forget()
+
+
+def _check_head(status: int, fields: list[Field]) -> None:
+    """Raise ValueError for a head that HTTP cannot carry, as one into which a client has written
+    lines of its own.
+    """
+    if not 200 <= status <= 599:
+        raise ValueError(f"an answer's status must be from 200 to 599, given {status}")
+
+    for raw_name, raw_value in fields:
+        name = raw_name.decode("latin-1")
+        value = raw_value.decode("latin-1")
+        if not HEADER_NAME.fullmatch(name):
+            raise ValueError(f"a header must have a header's name, given {shorten(name)}")
+
+        if not HEADER_VALUE.fullmatch(value):
+            raise ValueError(f"the header {name} must be one line, given {shorten(value)}")
 
 
 # The call that the code runs for now. Tasks that it makes inherit it.

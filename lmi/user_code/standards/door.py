@@ -15,9 +15,11 @@ from starlette.types import ASGIApp, Message, Scope
 
 from lmi.errors import UserCodeFailed, from_info
 from lmi.http.exchange import NUM_ANNOUNCED, OUTER, Exchange
+from lmi.server.access import PROBES
 from lmi.server.routes.health import service_health
 from lmi.server.service import Service
 from lmi.user_code.calls import WINDOW, End, Taken
+from lmi.user_code.outputs import WITHOUT_BODY
 from lmi.user_code.standards.calls import (
     AppCall,
     AppStart,
@@ -38,7 +40,7 @@ INVOCATIONS = "/invocations"
 # The paths that do what /invocations does. The app knows them by that name.
 ALIASES = re.compile(r"/predictions/([^/]+)(?:/([^/]+))?|/models/([^/]+)/invoke")
 # They tell of the server, whatever its model's code does.
-NEVER = frozenset(("/metrics", "/healthz", "/livez", "/readyz", "/health"))
+NEVER = frozenset((*PROBES, "/metrics")) - {PING}
 # What belongs to one exchange alone.
 OF_EXCHANGE = ("lmi.exchange", "path_params", "endpoint", "route", "router", NUM_ANNOUNCED)
 # The server writes these itself.
@@ -66,7 +68,7 @@ async def serve(exchange: Exchange, service: Service, server: ASGIApp) -> None:
     """
     exchange.model = service.config.model.name
     path = _checked_path(exchange.path, service)
-    if path != PING:
+    if exchange.method == "POST" and path != PING:
         # A full server does not read the body.
         service.check_room()
 
@@ -193,7 +195,7 @@ class Conversation:
             return
 
         media_type, headers = self._response_fields(head)
-        body = b"".join(self._kept)
+        body = b"" if head.status in WITHOUT_BODY else b"".join(self._kept)
         await self._exchange.send_whole(head.status, media_type, body, headers)
 
     def _response_fields(self, head: AppStart) -> tuple[str, list[tuple[str, str]]]:
@@ -313,5 +315,8 @@ def _with_length(headers: list[Field], num_bytes: int) -> list[Field]:
 
 
 def _is_whole(head: AppStart) -> bool:
-    """Whether the app has announced the length of its answer, so that it is no stream."""
+    """Whether the answer is no stream: it has no body, or the app has announced its length."""
+    if head.status in WITHOUT_BODY:
+        return True
+
     return any(name.lower() == b"content-length" for name, _ in head.headers)
