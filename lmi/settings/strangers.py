@@ -1,11 +1,12 @@
 """What the serving.properties of a stranger may not do: run code, or reach beyond its model.
 
-A file is a stranger's if it came with one of several models, or from a hub or a bucket. Its options
-are those of a model: what the model is called, how long its context is, how its answers look. Those
-of a process, which `Option.grants` and `PLAIN_OPTIONS` tell apart, count from the operator alone:
-from the command line, the environment, or a file whose options `allow_model_options` names.
+A file is a stranger's if it came with one of several models, or from a hub or a bucket. It may set
+options of its model: what the model is called, how long its context is, how its answers look. Other
+options belong to the operator. He gives them on the command line or in the environment, or lets the
+file give those that `allow_model_options` names. `Option.grants` and `PLAIN_OPTIONS` say which
+options are which.
 
-The file of a folder that the operator made counts in full, and the start says what it switches on.
+The file of a folder that the operator made counts in full, and the start notes what it switches on.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from lmi.settings.start import StartInputs
 from lmi.settings.steps import Resolution
 from lmi.settings.table import DRAFT, MODEL, find, is_of_server
 from lmi.settings.values import Picked, Values
-from lmi.sources.source import came_from, remote
+from lmi.sources.origin import came_from
+from lmi.sources.source import remote
 from lmi.user_code.options import UserCodeConfig
 
 PROPERTIES = "serving.properties"
@@ -30,7 +32,7 @@ ALLOWED = "allow_model_options"
 ALL = "*"
 OF_SEVERAL = "one of several models"
 
-# Engines listen, and take what they are sent for commands, at the addresses that these name.
+# They name addresses at which engines listen, and take what they get for commands.
 OF_NODES = frozenset(
     (
         "option.nnodes",
@@ -40,9 +42,9 @@ OF_NODES = frozenset(
     )
 )
 
-# Options of engines that are numbers, switches and words of a short list. Any other may name code
-# or a file, as vLLM's worker_extension_cls, hf_overrides, logits_processors and kv_transfer_config
-# do.
+# Options of engines that are numbers, switches, or words of a short list. Any other may name code
+# or a file, as do vLLM's worker_extension_cls, hf_overrides, logits_processors and
+# kv_transfer_config.
 PLAIN_OPTIONS = (SAFE_OPTIONS - OF_NODES) | frozenset(
     (
         "option.limit_mm_per_prompt",
@@ -68,7 +70,7 @@ PLAIN_OPTIONS = (SAFE_OPTIONS - OF_NODES) | frozenset(
     )
 )
 
-# Of these some words are plain, and others name code.
+# Options of which these words are plain, while others name code.
 PLAIN_WORDS = {
     LOAD_FORMAT: SAFE_LOAD_FORMATS,
     "option.tokenizer_mode": ("auto", "hf", "slow", "mistral"),
@@ -83,20 +85,21 @@ class Power(Struct, frozen=True):
 
     @property
     def refusal(self) -> str:
+        """The fault where a stranger's file takes it."""
         key = self.given.key
         how = f"the command line, the environment or {ALLOWED}={key}"
         return f"{self.given.place}: {self.grants}; that is for the operator, by {how}"
 
 
 def check(resolution: Resolution) -> None:
-    """Add a fault for each power that the file of a stranger takes, or tell those of the operator's
-    own folder.
+    """Add a fault for each power that the file of a stranger takes. Note those that the file of the
+    operator's own folder takes.
     """
     values = resolution.values
     engine = resolution.chosen_engine
-    stranger = _whose(resolution.start)
+    stranger = _stranger(resolution.start)
     if not stranger:
-        _tell(values, engine, resolution.code)
+        _note_powers(values, engine, resolution.code)
         return
 
     for power in (*_powers(values, engine), *_paths(values)):
@@ -104,8 +107,8 @@ def check(resolution: Resolution) -> None:
             values.fail(f"{power.refusal} (the file is of {stranger})")
 
 
-def _whose(start: StartInputs) -> str:
-    """Return whose the file of the served folder is if it is a stranger's, or ""."""
+def _stranger(start: StartInputs) -> str:
+    """Return the stranger to whom the file of the served folder belongs, or "" if to none."""
     if start.folder is None:
         return ""
 
@@ -115,11 +118,13 @@ def _whose(start: StartInputs) -> str:
     return came_from(start.folder / PROPERTIES)
 
 
-def _tell(values: Values, engine: ChosenEngine, code: UserCodeConfig | None) -> None:
+def _note_powers(values: Values, engine: ChosenEngine, code: UserCodeConfig | None) -> None:
     """Note what the folder of the only model switches on."""
     for power in _powers(values, engine):
         if not is_of_server(power.given.key):
-            values.note(f"{power.given.said}: the model's own file switches on {power.grants}")
+            values.note(
+                f"{power.given.assignment}: the model's own file switches on {power.grants}"
+            )
 
     if code is not None and code.path:
         values.note(f"{code.path}: the model's own code runs, in a process of its own")
@@ -137,7 +142,7 @@ def _powers(values: Values, engine: ChosenEngine) -> Iterator[Power]:
 
 
 def _grants(winner: Picked, engine: ChosenEngine) -> str:
-    """Return what a value that counts lets its author do, or "" for what stays within the model."""
+    """Return what an option's value lets its author do, or "" if it stays within the model."""
     option = find(winner.given.key)
     if option is None:
         return _grants_of_engine(winner, engine)
@@ -152,7 +157,9 @@ def _grants(winner: Picked, engine: ChosenEngine) -> str:
 
 
 def _grants_of_engine(winner: Picked, engine: ChosenEngine) -> str:
-    """Return what an option without a row lets its author do, on the engine that reads it."""
+    """Return what an option that is not in the table lets its author do, or "" if it is plain or
+    the engine does not read it.
+    """
     key = winner.given.key
     if not _is_read(key, engine.handler):
         return ""
@@ -161,11 +168,14 @@ def _grants_of_engine(winner: Picked, engine: ChosenEngine) -> str:
     if key in PLAIN_WORDS:
         is_plain = winner.value in PLAIN_WORDS[key]
 
-    return "" if is_plain else f"an argument of {engine.name}, which may name code or files"
+    if is_plain:
+        return ""
+
+    return f"an argument of {engine.name}, which may name code or files"
 
 
 def _is_read(key: str, handler: Handler) -> bool:
-    """Return whether an engine may read an option without a row."""
+    """Return whether an engine may read an option that is not in the table."""
     is_without_effect = key in WITHOUT_EFFECT or key in handler.unused
     if handler is USER_CODE or is_without_effect or not key.startswith("option."):
         return False
@@ -178,11 +188,10 @@ def _is_read(key: str, handler: Handler) -> bool:
 
 
 def _paths(values: Values) -> Iterator[Power]:
-    """Yield each path outside of the model's folder that its file names, and another model that it
-    names in its own place.
+    """Yield each path outside of the model's folder that its file names, and the other model that
+    it puts in the model's place.
 
-    The path of one of several models is not among them, since it is checked where it is found, in
-    `lmi/models/settings.py`.
+    The path of one of several models is not among them, since `lmi/models/settings.py` checks it.
     """
     folder = values.start.folder
     assert folder is not None
@@ -199,7 +208,7 @@ def _paths(values: Values) -> Iterator[Power]:
 
 
 def _is_elsewhere(values: Values, bases: list[Path]) -> bool:
-    """Return whether the file says that another model, which must be fetched, is the model."""
+    """Return whether the file names another model, which must be fetched, as the model."""
     if MODEL not in values or not values.how_given(MODEL).is_from_file:
         return False
 
@@ -209,18 +218,19 @@ def _is_elsewhere(values: Values, bases: list[Path]) -> bool:
 
 
 def _is_in_store(values: Values, path: Path) -> bool:
+    """Return whether a path lies in the store of several models."""
     store = Path(values.final("model_store"))
     return path.resolve().is_relative_to(store.resolve())
 
 
 def _is_allowed(values: Values, entry: Given) -> bool:
-    """Return whether the operator allows it by name, or gives the same value himself."""
-    allowed = values.picked.get(ALLOWED)
-    names: tuple[str, ...] = ()
-    if allowed is not None and not allowed.given.is_from_file:
-        names = allowed.value
+    """Return whether the operator allows an option by name, or gives the same value himself."""
+    picked = values.picked.get(ALLOWED)
+    allowed_names: set[str] = set()
+    if picked is not None and not picked.given.is_from_file:
+        allowed_names.update(picked.value)
 
-    if {ALL, entry.key, entry.key.removeprefix("option.")} & set(names):
+    if {ALL, entry.key, entry.key.removeprefix("option.")} & allowed_names:
         return True
 
     winner = values.picked[entry.key]
@@ -232,6 +242,7 @@ def _is_allowed(values: Values, entry: Given) -> bool:
 
 
 def _is_same(rival: Given, winner: Picked) -> bool:
+    """Return whether a value that does not count is the one that does."""
     try:
         return bool(rival.value() == winner.value)
     except ValueError:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Self
 
 from lmi.errors import ModelUnusable, SecurityRefused, cause_line
-from lmi.sources.source import check_path, shown
+from lmi.sources.paths import check_path, shown
 
 MAX_MEMBERS = 100_000
 # The members of so many unpacked bytes are counted before the first is written.

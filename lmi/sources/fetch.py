@@ -11,7 +11,8 @@ from lmi.sources.gguf.fetch import open_file
 from lmi.sources.gguf.find import only_file
 from lmi.sources.job import FetchJob
 from lmi.sources.listing import check_engine
-from lmi.sources.source import GGUF, GgufSource, HubModel, RemoteSource, check, parse, shown
+from lmi.sources.paths import shown
+from lmi.sources.source import GGUF, GgufSource, HubModel, RemoteSource, check, parse
 
 log = logging.getLogger(__name__)
 

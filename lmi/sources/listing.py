@@ -14,17 +14,16 @@ from lmi.settings.handler import announced
 from lmi.shared.gguf_file import first_part, parts_of
 from lmi.sources.fetches import WantedSource
 from lmi.sources.gguf.find import NO_MODEL
+from lmi.sources.paths import check_path, shown
 from lmi.sources.source import (
     GGUF,
     PICKLES,
     SAFETENSORS,
     HubModel,
-    check_path,
     chosen,
     config_fault,
     listed,
     refuse_pickles,
-    shown,
     warn_of_properties,
 )
 

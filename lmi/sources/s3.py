@@ -15,8 +15,9 @@ from lmi.sources.fetches import Place
 from lmi.sources.gguf.find import only_file
 from lmi.sources.job import FetchJob, attempt
 from lmi.sources.listing import taken
+from lmi.sources.paths import check_path
 from lmi.sources.s3_store import Store
-from lmi.sources.source import NoObjects, S3Model, check, check_path, descended, warn_of_properties
+from lmi.sources.source import NoObjects, S3Model, check, descended, warn_of_properties
 
 log = logging.getLogger(__name__)
 

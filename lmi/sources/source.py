@@ -11,8 +11,8 @@
     s3://bucket/key.tar.gz              an archive; .tgz, .tar.bz2, .tar.zst and .tar too
     s3://bucket/model.gguf              a GGUF file
 
-Of a source only certain files are taken, and a folder with them may hold a whole model or adapter,
-or not.
+It also says which files of a source are taken, and whether a folder with them holds a whole model
+or adapter.
 """
 
 import logging
@@ -30,6 +30,7 @@ import msgspec
 from lmi.errors import ModelUnusable, SecurityRefused, shorten
 from lmi.shared.model_files import read_bounded
 from lmi.sources.catalogue import CATALOGUE, PackagedModel
+from lmi.sources.paths import shown
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.zst", ".tar")
@@ -46,6 +47,7 @@ KNOWN = (
     "s3://bucket/prefix, s3://bucket/model.gguf, s3://bucket/key.tar.gz (.tgz, .tar.bz2, "
     ".tar.zst, .tar)"
 )
+# Which files are taken, and which are not although they match.
 TAKEN = ("*.json", "*.txt", "*.model*", "*.spm", "*.jinja", "*.tiktoken", "*.safetensors")
 NEVER = ("*.gguf", "*.onnx", "*.h5", "*.msgpack")
 PICKLES = (".bin", ".pt", ".pth")
@@ -56,21 +58,10 @@ ADAPTER_CONFIG = "adapter_config.json"
 INDEX = ".index.json"
 SAFETENSORS = ".safetensors"
 GGUF = ".gguf"
-OPENED_GGUF = "opened-gguf.json"  # in a folder that was made of such a file
+# It lies in a folder that was made of a GGUF file.
+OPENED_GGUF = "opened-gguf.json"
+# A message names so many entries of a folder.
 NAMES_SHOWN = 5
-CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-MAX_PATH_BYTES = 1024
-# The bytes of each part of a path. File systems have 255, of which a file that is half written
-# needs some.
-MAX_NAME_BYTES = 240
-# So many folders may lie one within another. Each costs a call in Python when they are removed.
-MAX_FOLDERS = 32
-# The cache of a hub's client.
-OF_CACHE = re.compile(r"/models--[^/]+/snapshots/[^/]+/")
-# What a hub's client notes in a folder that it fills with a repository.
-HUB_NOTES = ".cache/huggingface/download"
-# A folder of `s3.py: Store`.
-OF_STORE = re.compile("[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +92,8 @@ class HubModel:
 
 @dataclass(frozen=True, slots=True)
 class S3Model:
-    """An archive or a GGUF file of a bucket, or every object whose key begins with `key`, which
-    ends in "/" unless it is empty.
+    """A model in a bucket: an archive, a GGUF file, or every object whose key begins with `key`. In
+    the last case `key` is empty, or ends in "/".
     """
 
     bucket: str
@@ -122,7 +113,7 @@ class S3Model:
 
 @dataclass(frozen=True, slots=True)
 class GgufSource:
-    """A GGUF file of this machine, which is opened into a folder. A split model's is the first."""
+    """A GGUF file of this machine, of which a folder is made. Of a split model it is the first."""
 
     file: Path
     names_gguf: ClassVar = True
@@ -135,11 +126,12 @@ RemoteSource = HubModel | S3Model | PackagedModel
 
 
 def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> RemoteSource | None:
-    """Return the remote source that `text` names, or None if it names a local folder.
+    """Return the remote source that `text` names, or None if it names a local folder. Raises
+    ModelUnusable for a scheme that is not known.
 
-    `exists_locally` is whether there is a folder of this name, which beats a name of the catalogue,
-    and both beat a hub id. `needs_owner` is true for the folder of `lmi serve`, where a single word
-    is never an id. Raises ModelUnusable for a scheme that is not known.
+    A folder of that name (`exists_locally`) goes before a model of the catalogue, and that before a
+    repository of the hub. With `needs_owner` a single word is no repository, as for the folder that
+    `lmi serve` gets.
     """
     if exists_locally or text.startswith("file:"):
         return None
@@ -156,6 +148,11 @@ def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> Rem
             f"{shorten(text)}: no source has the scheme {scheme[0]}; there are {KNOWN}"
         )
 
+    return _s3_model(text)
+
+
+def _s3_model(text: str) -> S3Model:
+    """Return what a text that begins with s3:// names. Raises ModelUnusable without a bucket."""
     bucket, _, key = text[len("s3://") :].partition("/")
     if not bucket:
         raise ModelUnusable(f"{shorten(text)}: names no bucket; the form is s3://bucket/prefix")
@@ -174,15 +171,15 @@ def _hub_model(text: str, needs_owner: bool) -> HubModel | None:
     if HUB_ID.fullmatch(text) and (has_owner or not needs_owner):
         return HubModel(text)
 
-    of_gguf = HUB_GGUF.fullmatch(text)
-    if of_gguf is None or not HUB_ID.fullmatch(of_gguf["id"]):
+    match = HUB_GGUF.fullmatch(text)
+    if match is None or not HUB_ID.fullmatch(match["id"]):
         return None
 
-    return HubModel(of_gguf["id"], of_gguf["word"] or of_gguf["file"])
+    return HubModel(match["id"], gguf=match["word"] or match["file"])
 
 
 def parse(text: str) -> RemoteSource | GgufSource:
-    """Return the source that `text` names, of a GGUF file by its absolute path. Raises
+    """Return the source that `text` names, which may be the absolute path of a GGUF file. Raises
     ModelUnusable if it names none.
     """
     if text.startswith("/") and text.endswith(GGUF):
@@ -198,50 +195,52 @@ def parse(text: str) -> RemoteSource | GgufSource:
 def chosen(
     paths: Iterable[str], *, allow_pickle: bool = False, trust_remote_code: bool = False
 ) -> list[str]:
-    """Return the paths that are taken, sorted. Each folder is judged separately.
+    """Return the paths that are taken, sorted. Each folder is judged by itself.
 
     Pickles are taken only from a folder without safetensors. Weights of the authors' own library
-    (`consolidated*`) are not taken where the same weights lie beside them as `model*.safetensors`.
+    (`consolidated*`) are not taken if the same weights lie beside them as `model*.safetensors`.
     """
-    folders: defaultdict[str, list[str]] = defaultdict(list)
+    paths_by_folder: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:
-        folders[str(PurePosixPath(path).parent)].append(path)
+        paths_by_folder[str(PurePosixPath(path).parent)].append(path)
 
     chosen_paths: list[str] = []
-    for siblings in folders.values():
-        patterns = [*TAKEN]
+    for siblings in paths_by_folder.values():
+        taken = [*TAKEN]
         if trust_remote_code:
-            patterns.append("*.py")
+            taken.append("*.py")
 
         if allow_pickle and not any(path.endswith(SAFETENSORS) for path in siblings):
-            patterns += [f"*{suffix}" for suffix in PICKLES]
+            taken += [f"*{suffix}" for suffix in PICKLES]
 
         never = [*NEVER]
-        if any(_is(path, "model*.safetensors") for path in siblings):
+        if any(_matches(path, "model*.safetensors") for path in siblings):
             never.append("consolidated*")
 
         for path in siblings:
             is_original = PurePosixPath(path).parts[0] == ORIGINAL
-            if _is(path, *patterns) and not _is(path, *never) and not is_original:
+            if _matches(path, *taken) and not _matches(path, *never) and not is_original:
                 chosen_paths.append(path)
 
     return sorted(chosen_paths)
 
 
-def _is(path: str, *patterns: str) -> bool:
+def _matches(path: str, *patterns: str) -> bool:
+    """Return whether the last name of a path matches one of the patterns."""
     name = PurePosixPath(path).name
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class _Index(msgspec.Struct):
+    """An index of weights, which lie in several files."""
+
     # The file of each tensor.
     weight_map: dict[str, str]
 
 
 def fault(folder: Path, *, is_adapter: bool = False) -> str | None:
-    """Return what keeps `folder` from being a whole model or adapter, or None.
-
-    It is whole with its configuration and each shard that an index names, or else one weight file.
+    """Return what `folder` lacks to be a whole model or adapter, or None if it is whole: if it has
+    a configuration, and one file of weights or all files that an index names.
     """
     if not folder.is_dir():
         return "is not a folder" if folder.exists() else "does not exist"
@@ -251,16 +250,18 @@ def fault(folder: Path, *, is_adapter: bool = False) -> str | None:
     if is_adapter:
         weights = [name for name in names if name.startswith("adapter_model.")]
 
-    return config_fault(names, is_adapter) or _weights_fault(folder, weights, names)
+    missing_config = config_fault(names, is_adapter)
+    if missing_config is not None:
+        return missing_config
+
+    return _weights_fault(folder, weights, names)
 
 
 def check(
     folder: Path, *, name: str = "", allow_pickle: bool = False, is_adapter: bool = False
 ) -> None:
-    """Raise ModelUnusable if the folder is not whole, or SecurityRefused if it has only pickled
-    weights.
-
-    Messages begin with `name`, which is the folder's path unless it is given.
+    """Raise ModelUnusable if the folder is not whole, or SecurityRefused if all its weights are
+    pickled and that is not allowed. Messages begin with `name`, or with the folder's path.
     """
     subject = name or str(folder)
     reason = fault(folder, is_adapter=is_adapter)
@@ -271,38 +272,6 @@ def check(
     refuse_pickles(subject, names, allow_pickle=allow_pickle)
 
 
-def check_path(subject: str, path: str) -> None:
-    """Raise for a path that no file of a source has, because a hub, bucket or archive may list any
-    text as one.
-
-    SecurityRefused if it leaves its folder, or has characters that end a line or turn its
-    direction. ModelUnusable if it is longer or deeper than a model needs.
-    """
-    parts = path.split("/")
-    if any(part in ("", ".", "..") for part in parts) or "\\" in path:
-        raise SecurityRefused(f"{subject}: {shown(path)} is not a path inside it")
-
-    if CONTROLS.search(path):
-        raise SecurityRefused(f"{subject}: the path {shorten(path)} has control characters")
-
-    longest = max(len(os.fsencode(part)) for part in parts)
-    num_bytes = len(os.fsencode(path))
-    if num_bytes > MAX_PATH_BYTES or longest > MAX_NAME_BYTES or len(parts) > MAX_FOLDERS:
-        limits = (
-            f"{MAX_PATH_BYTES} bytes, {MAX_NAME_BYTES} in each of its names, and "
-            f"{MAX_FOLDERS} names"
-        )
-        size = f"has {num_bytes} bytes, {longest} in its longest name, and {len(parts)} names"
-        raise ModelUnusable(
-            f"{subject}: the path {shorten(path)} {size}; a path has at most {limits}"
-        )
-
-
-def shown(name: str) -> str:
-    """Return a name for a message: as it is, or quoted where it is long or cannot be printed."""
-    return name if name.isprintable() and len(name) <= MAX_NAME_BYTES else shorten(name)
-
-
 def warn_of_properties(subject: str, names: Iterable[str]) -> None:
     """Warn if a remote source brings options, because they do not count."""
     if "serving.properties" in names:
@@ -310,22 +279,21 @@ def warn_of_properties(subject: str, names: Iterable[str]) -> None:
 
 
 def refuse_pickles(subject: str, names: Iterable[str], *, allow_pickle: bool) -> None:
-    """Raise SecurityRefused if all weights among the names of one folder are pickled and nobody
-    allowed it.
+    """Raise SecurityRefused if all weights among the names of a folder are pickled and that is not
+    allowed.
     """
     names = list(names)
     pickles = sorted(name for name in names if name.endswith(PICKLES))
     if pickles and not allow_pickle and not any(name.endswith(SAFETENSORS) for name in names):
         raise SecurityRefused(
             f"{subject}: {shown(pickles[0])} is pickled, which can run code, and there are no "
-            f"*.safetensors; "
-            "option.allow_pickle=true loads it if you trust it"
+            "*.safetensors; option.allow_pickle=true loads it if you trust it"
         )
 
 
 def descended(folder: Path) -> Path:
-    """Return the only folder in `folder` if it holds nothing else, because archives are often
-    packed so.
+    """Return the folder inside `folder` if that holds nothing else, as many archives are packed, or
+    else `folder`.
     """
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     if len(entries) == 1 and entries[0].is_dir():
@@ -335,7 +303,9 @@ def descended(folder: Path) -> Path:
 
 
 def config_fault(names: list[str], is_adapter: bool) -> str | None:
-    """Return that a folder with these names has no configuration, or None if it has one."""
+    """Return the fault of a folder with these names that it has no configuration, or None if it has
+    one.
+    """
     config = ADAPTER_CONFIG if is_adapter else CONFIG
     if config in names:
         return None
@@ -345,6 +315,9 @@ def config_fault(names: list[str], is_adapter: bool) -> str | None:
 
 
 def _weights_fault(folder: Path, weights: list[str], names: list[str]) -> str | None:
+    """Return what keeps the weights from being whole, or None. Safetensors count before pickles,
+    and an index before single files; of several indexes one has to be whole.
+    """
     for suffixes in ((SAFETENSORS,), PICKLES):
         index_suffixes = tuple(suffix + INDEX for suffix in suffixes)
         indexes = [name for name in weights if name.endswith(index_suffixes)]
@@ -362,6 +335,7 @@ def _weights_fault(folder: Path, weights: list[str], names: list[str]) -> str | 
 
 
 def _index_fault(folder: Path, index: str) -> str | None:
+    """Return what is wrong with an index, or None if all its files are there."""
     try:
         data = read_bounded(folder / index)
         shards = set(msgspec.json.decode(data, type=_Index).weight_map.values())
@@ -376,36 +350,9 @@ def _index_fault(folder: Path, index: str) -> str | None:
     return f"has no {shown(missing[0])}{more}, which {index} names"
 
 
-def came_from(file: Path) -> str:
-    """Return where a file was fetched from, by this server or another client of a hub, or "" if
-    nothing shows it.
-
-    It shows in the paths of a hub's cache and of this server's own store, and in what a hub's
-    client notes beside the files that it brings into a folder.
-    """
-    path = file.parent.resolve() / file.name
-    if not file.is_file():
-        return ""
-
-    if OF_CACHE.search(str(path)):
-        return "a hub"
-
-    for folder in path.parents:
-        note = folder / HUB_NOTES / path.relative_to(folder)
-        if note.with_name(f"{note.name}.metadata").is_file():
-            return "a hub"
-
-        store = folder.parent
-        is_model_of_store = folder.name == "model" and OF_STORE.fullmatch(store.name)
-        if is_model_of_store and (store / "blobs").is_dir():
-            return "a bucket"
-
-    return ""
-
-
 def unreadable(folder: Path) -> Path | None:
     """Return a file of a model, or its folder, that the effective user of this process may not
-    read, or None.
+    read. None: it may read them all.
     """
     if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
         return folder
@@ -413,14 +360,14 @@ def unreadable(folder: Path) -> Path | None:
     patterns = [*TAKEN, f"*{GGUF}"]
     patterns += [f"*{suffix}" for suffix in PICKLES]
     for file in sorted(folder.iterdir()):
-        if _is(file.name, *patterns) and not _is_readable(file):
+        if _matches(file.name, *patterns) and not _is_readable(file):
             return file
 
     return None
 
 
 def _is_readable(file: Path) -> bool:
-    """Return whether this process may read a file, or nothing is there."""
+    """Return whether this process may read a file. A link that leads nowhere counts as readable."""
     try:
         os.stat(file)
     except FileNotFoundError:

@@ -10,7 +10,8 @@ from lmi.errors import ModelUnusable
 from lmi.settings.kinds import local_path
 from lmi.shared.gguf_file import files_of, first_part
 from lmi.sources.fetches import read
-from lmi.sources.source import GGUF, NAMES_SHOWN, OPENED_GGUF, shown
+from lmi.sources.paths import shown
+from lmi.sources.source import GGUF, NAMES_SHOWN, OPENED_GGUF
 
 # The folders that are made of files have names that begin so.
 OPENED_PREFIX = "gguf-"
