@@ -1,5 +1,5 @@
-"""The options of annexes, each class those of one and a base of ServerConfig, ModelConfig or
-EngineConfig.
+"""The options of annexes. Each class has those of one annex, and is a base of ServerConfig,
+ModelConfig or EngineConfig.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lmi.settings.option import SCRIPTS, TEMPLATES, option
 
 
 def digest(key: str) -> str:
-    """Return what is kept of an API key: nobody can make the key of it."""
+    """Return what is kept of an API key, from which nobody can make the key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -122,7 +122,9 @@ class AdaptersConfig:
 
 
 def _collector(text: str, *, is_base: bool = False) -> str:
-    """Parse the URL of a collector. With `is_base` traces go to a path below it."""
+    """Return the URL of a collector, with the usual path if it has none. With `is_base` that path
+    is always added.
+    """
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError
@@ -229,8 +231,8 @@ class StrangersConfig:
 
 
 class NamedModel(Struct, frozen=True):
-    """One model of `load_models`. `name` and `engine` may be empty; version and device have no
-    meaning here.
+    """One model of `load_models`. Its name and its engine may be empty. Version and device mean
+    nothing here.
     """
 
     url: str
@@ -239,13 +241,18 @@ class NamedModel(Struct, frozen=True):
 
     @classmethod
     def of(cls, head: str | None, url: str) -> NamedModel:
-        """Return the model of [NAME]:VERSION:ENGINE:DEVICE=URL, of which the URL is needed."""
+        """Return the model of NAME:VERSION:ENGINE:DEVICE=URL. All before the URL may be missing,
+        and may stand in brackets.
+        """
         head = head or ""
         if head.startswith("[") and head.endswith("]"):
             head = head[1:-1]
 
         name, _version, engine, *_device = [*head.split(":"), "", ""]
-        return cls(url, NAME.parse(name) if name else "", engine)
+        if name:
+            name = NAME.parse(name)
+
+        return cls(url, name, engine)
 
     def __str__(self) -> str:
         if not self.name and not self.engine:
@@ -283,8 +290,8 @@ class NamingConfig:
 
 
 def _form(words: Sequence[str], other_names: dict[str, str]) -> Kind:
-    """Return the kind of one of `words`, in any case, or of any other name, which is a form that is
-    not read here.
+    """Return the kind of names of forms: one of `words`, in any case, or any other name, which
+    means a form that is not read here. `other_names` have the words that they mean.
     """
     meanings = {text: text for text in words} | other_names
     allowed = f"{', '.join(words)}, or another name, which means plain text"
@@ -292,9 +299,8 @@ def _form(words: Sequence[str], other_names: dict[str, str]) -> Kind:
 
 
 FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# The further names are vLLM's names of the forms. Source: the parsers of vLLM 0.32.
-# lmi/apis/openai/parts/ has these, but text, with which calls are part of the text, and none,
-# with which a chat whose tools the model may call freely is refused.
+# The forms that lmi/apis/openai/parts/ reads, and two more: with `text` calls stay in the text, and
+# with `none` a chat is refused whose tools the model may call freely.
 TOOL_CALL_FORMS = (
     "generic",
     "hermes",
@@ -317,6 +323,7 @@ TOOL_CALL_FORMS = (
     "text",
     "none",
 )
+# vLLM has other names for some forms. Source: the parsers of vLLM 0.32.
 TOOL_CALL_FORM = _form(
     TOOL_CALL_FORMS,
     {

@@ -1,8 +1,8 @@
-"""Finds a model's chat templates, and by a plain look at their text the forms of the calls and
-thoughts in answers.
+"""Finds a model's chat templates, and in their text the forms that calls and thoughts have in
+answers.
 
-A template is a stranger's file. So the look is bounded, and nothing in it is run or parsed: it asks
-which marks stand in the text, and whether the template's code reads `tools`. Sources: the chat
+A template is a stranger's file. So only a beginning of bounded length is searched, and nothing in
+it is run or parsed: only for marks of the forms, and for code that reads `tools`. Sources: the chat
 templates that the makers of models publish, and the example templates of vLLM 0.32.
 """
 
@@ -24,7 +24,7 @@ TOOL_CALLS = "option.tool_call_parser"
 REASONING = "option.reasoning_parser"
 # The form of calls that the server itself asks for.
 GENERIC = "generic"
-# Forms that agree with the words in which the server tells of tools.
+# Forms that agree with the words in which the server itself tells the model of tools.
 OWN_WORDS = (
     None,
     "none",
@@ -32,7 +32,7 @@ OWN_WORDS = (
     "hermes",
 )
 
-# The first row of which all marks stand in a template names its form.
+# The form of a template is that of the first row whose marks all stand in it.
 TOOL_CALL_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>", "<|message|>")),
     ("minimax_m2", ("<minimax:tool_call>",)),
@@ -62,22 +62,31 @@ REASONING_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("think", ("<think>",)),
     ("think", ("</think>",)),
 )
-# The brackets around the code of a template.
+# The brackets around the code and the comments of a template: how each that opens is closed.
+CLOSINGS = {
+    "{{": "}}",
+    "{%": "%}",
+    "{#": "#}",
+}
+COMMENT = "{#"
 BRACKETS = re.compile(r"(\{\{|\{%|\{#|\}\}|%\}|#\})")
-# Possessive, and one without an end matches too: so a hostile text costs no more than its length.
+# The strings in code, also one without an end. The quantifiers are possessive, so that a hostile
+# text takes no longer than its length.
 STRINGS = re.compile(r"'(?:[^'\\]|\\.)*+'?|\"(?:[^\"\\]|\\.)*+\"?", re.DOTALL)
 TOOLS = re.compile(r"(?<![.\w])tools\b")
 
 
 class AnswerForms(NamedTuple):
-    """What the text of a model's templates says. A form is None where no mark of one is found."""
+    """What the text of a model's templates says. A form is None if no mark of one is found."""
 
     tool_calls: str | None
     reasoning: str | None
+    # Whether a template shows the tools to the model.
     shows_tools: bool
 
     @classmethod
     def of(cls, templates: Collection[str]) -> "AnswerForms":
+        """Find the forms in the templates of a model."""
         texts = [template[:MAX_TEMPLATE_CHARS] for template in templates]
         text = "\n".join(texts)
         return cls(
@@ -88,6 +97,7 @@ class AnswerForms(NamedTuple):
 
 
 def _form(text: str, rows: tuple[tuple[str, tuple[str, ...]], ...]) -> str | None:
+    """Return the form of the first row whose marks all stand in the text."""
     for form, marks in rows:
         if all(mark in text for mark in marks):
             return form
@@ -96,24 +106,24 @@ def _form(text: str, rows: tuple[tuple[str, tuple[str, ...]], ...]) -> str | Non
 
 
 def reads_tools(template: str) -> bool:
-    """Whether the code of a template has the variable `tools`, outside of its strings
-    and comments.
-    """
+    """Whether the code of a template has the variable `tools`, outside of strings and comments."""
+    # The bracket that was opened, and not closed yet.
     opening = ""
     for piece in BRACKETS.split(template):
-        if piece in ("{{", "{%", "{#"):
-            opening = opening or piece
-        elif piece == {"{{": "}}", "{%": "%}", "{#": "#}"}.get(opening):
+        if not opening:
+            if piece in CLOSINGS:
+                opening = piece
+        elif piece == CLOSINGS[opening]:
             opening = ""
-        elif opening in ("{{", "{%") and TOOLS.search(STRINGS.sub("''", piece)):
+        elif opening != COMMENT and TOOLS.search(STRINGS.sub("''", piece)):
             return True
 
     return False
 
 
 def choose_forms(resolution: Resolution) -> None:
-    """Choose the forms of calls and thoughts that were not given, where the model's files are here,
-    and whether the server itself tells the model of tools, because its template does not.
+    """Choose the forms of calls and thoughts that were not given, if the model's files are here,
+    and whether the server itself tells the model of tools, because no template does.
     """
     resolution.tells_tools = False
     if resolution.is_model_here and not resolution.is_user_code:
@@ -121,9 +131,9 @@ def choose_forms(resolution: Resolution) -> None:
 
 
 def _choose_forms(values: Values, folder: Path) -> bool:
-    """Choose the forms, and say which. Returns whether the server itself tells of tools."""
+    """Choose the forms, and note them. Returns whether the server itself tells of tools."""
     templates: dict[str, str] = {}
-    # Whoever loads the templates reports a fault.
+    # Who loads the templates reports their faults.
     with suppress(BadConfiguration, ModelUnusable):
         templates, _ = find_templates(folder, values.final(TEMPLATE))
 
@@ -153,13 +163,15 @@ def _choose_forms(values: Values, folder: Path) -> bool:
 
 
 def _choose_forms_of(values: Values, forms: AnswerForms) -> None:
-    """Choose the forms that the templates have, where no option gives another one."""
-    by_key = {
+    """Choose the forms that the templates have, if no option gives another one. Where no template
+    shows the tools, the server asks for calls in a form of its own.
+    """
+    form_by_key = {
         TOOL_CALLS: forms.tool_calls if forms.shows_tools else GENERIC,
         REASONING: forms.reasoning,
     }
     notes: list[str] = []
-    for key, form in by_key.items():
+    for key, form in form_by_key.items():
         if form is None:
             continue
 
@@ -172,14 +184,14 @@ def _choose_forms_of(values: Values, forms: AnswerForms) -> None:
 
 
 def find_templates(folder: Path, override: str | None) -> tuple[dict[str, str], str]:
-    """Return templates by name, and what an error calls their source. Raises BadConfiguration or
-    ModelUnusable.
+    """Return the templates by name, and what errors call the file with them. Raises
+    BadConfiguration or ModelUnusable.
 
-    `override` (a file, or the template itself) goes before chat_template.jinja, and that before
-    tokenizer_config.json.
+    The first that is there counts: `override`, which is a file or the template itself,
+    chat_template.jinja, and tokenizer_config.json.
     """
     if override is not None:
-        return _given_template(folder, override)
+        return _named_template(folder, override)
 
     file = folder / "chat_template.jinja"
     if file.is_file():
@@ -198,7 +210,8 @@ def find_templates(folder: Path, override: str | None) -> tuple[dict[str, str], 
     return {}, ""
 
 
-def _given_template(folder: Path, override: str) -> tuple[dict[str, str], str]:
+def _named_template(folder: Path, override: str) -> tuple[dict[str, str], str]:
+    """Return the template that an option has, or the file that it names."""
     if "{{" in override or "{%" in override or "\n" in override:
         return {"default": override}, TEMPLATE
 

@@ -1,9 +1,9 @@
 """The settings of a server, which all its processes share. The supervisor hands them to its
 children as JSON.
 
-The default of an option is the default of its field, unless the engine's `Handler` has a different
-one. An option that is a `ClassVar` fills no field: other values are chosen by it while settings are
-resolved.
+A field with `option(...)` is an option: the text below the field is its help, and the field's
+default is its default, unless the engine's `Handler` has another one. An option that is a
+`ClassVar` fills no field. Other values are chosen by it while settings are resolved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOG_LEVEL = choice(
 
 
 MAX_BODY_MEMORY = 256 << 20
-# Bodies may take such a part of the memory, where that is less.
+# Bodies may take this part of the memory, if that is less.
 BODIES_PART = 8
 
 
@@ -193,7 +193,7 @@ class ServerConfig(
 
 @dataclass(frozen=True, slots=True)
 class SamplingValues:
-    """Values of parameters of the LMI APIs. A top_k of 0 is no limit."""
+    """Values of the LMI APIs' parameters of sampling. A top_k of 0 is no limit."""
 
     temperature: float
     top_k: int
@@ -204,8 +204,8 @@ class SamplingValues:
 class SamplingDefaults:
     """The values of what an LMI request leaves out, with `do_sample: true` and without it.
 
-    An engine that has them chooses by top_k and top_p: if both are 0, decoding is greedy; otherwise
-    one that is 0 is no limit.
+    With an engine that has such defaults, top_k and top_p say whether a request samples. If both
+    are 0, decoding is greedy. If one of them is 0, that one is no limit.
     """
 
     with_do_sample: SamplingValues
@@ -214,11 +214,12 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """What counts where a request is silent, at the APIs that follow OpenAI's or Anthropic's rule.
+    """The values of what a request leaves out, at the APIs that follow OpenAI's or Anthropic's
+    rule.
 
     None means the default that the API documents. The names are those of transformers'
-    GenerationConfig. Unlike `max_new_tokens`, `server_max_new_tokens` bounds every request of every
-    API. `source` says whose values they are.
+    GenerationConfig. `max_new_tokens` is such a default, while `server_max_new_tokens` bounds every
+    request of every API. `source` says whose values they are.
     """
 
     temperature: float | None = None
@@ -271,7 +272,7 @@ class ModelConfig(
     """The model as clients see it. `path` is a local folder."""
 
     path: str
-    # What other servers call the model: its folder as it was named, and its id at a hub.
+    # What clients of other servers call the model: its folder as it was named, and its id at a hub.
     sources: tuple[str, ...] = ()
     # The folders of the LoRA adapters beside the model, by name.
     adapters: dict[str, str] = field(default_factory=dict)
@@ -315,15 +316,17 @@ class ModelConfig(
         return tuple(dict.fromkeys((self.name, "model", *self.aliases)))
 
     def answers_to(self, name: str) -> bool:
-        """Return whether a body may call the model so: by one of its names, its folder, or its id
-        at a hub.
-        """
-        return name in self.names or (name.rstrip("/") or name) in self.sources
+        """Return whether this is a name of the model in a body: one of `names`, or of `sources`."""
+        if name in self.names:
+            return True
+
+        source = name.rstrip("/") or name
+        return source in self.sources
 
 
 def _variables(text: str) -> dict[str, str]:
-    """Parse NAME=VALUE pairs. A comma ends a value only if a name and `=` follow, so a value may
-    hold commas.
+    """Parse pairs of NAME=VALUE with commas between. A value may hold commas too: one ends it only
+    if a name and `=` follow.
     """
     variables = {}
     for pair in re.split(r"[;,](?=\s*[A-Za-z_]\w*=)", text):
@@ -508,8 +511,8 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
     """
 
     def num_ranks_here(self, num_ranks: int) -> int:
-        """Return how many of an engine's ranks run on this machine, where option.nnodes may name
-        several.
+        """Return how many of an engine's ranks run on this machine. The others run on further
+        machines, if option.nnodes names several.
         """
         nodes = self.options.get("nnodes", "")
         num_nodes = int(nodes) if nodes.isdecimal() else 1

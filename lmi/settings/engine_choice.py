@@ -11,7 +11,7 @@ from lmi.settings.table import find
 from lmi.settings.values import Values
 from lmi.shared.machine import Machine
 
-# The dynamic-batch schema, over any engine.
+# The word of option.rolling_batch for the API of the dynamic batch, in front of any engine.
 NO_ROLLING_BATCH = "disable"
 KEY = "option.rolling_batch"
 BATCH = "option.max_rolling_batch_size"
@@ -54,16 +54,18 @@ def choose_engine(resolution: Resolution) -> None:
 
 
 def _engine(values: Values) -> ChosenEngine:
-    """Return the engine that the options ask for. One that lacks what they ask for is replaced by
-    one for GPUs, if such an engine is installed.
+    """Return the engine that the options name, or the first one for GPUs that is installed, if the
+    other one lacks what the options ask for.
     """
     start = values.start
     handlers = start.handlers
     word: str = values.given(KEY, "auto")
-    asynchronous = _asynchronous(values) if word.lower() == NO_ROLLING_BATCH else ""
-    if asynchronous:
-        values.note(f"{KEY}={word} means auto beside {asynchronous}")
+    has_dynamic_batch = word.lower() == NO_ROLLING_BATCH
+    asynchronous_option = _asynchronous_option(values)
+    if has_dynamic_batch and asynchronous_option:
+        values.note(f"{KEY}={word} means auto beside {asynchronous_option}")
         word = "auto"
+        has_dynamic_batch = False
 
     try:
         name, reason = choose_handler(word, start.machine, handlers)
@@ -71,16 +73,16 @@ def _engine(values: Values) -> ChosenEngine:
         values.refuse(KEY, str(error))
         return ChosenEngine(word, handlers.get(word, Handler(load="")))
 
-    abler = next(iter(_names(Auto.ON_GPUS, installed(handlers))), None)
+    gpu_engines = _names(Auto.ON_GPUS, installed(handlers))
     lack = _lack(values, handlers[name])
-    if lack is not None and abler is not None and abler != name:
-        values.warn(f"{lack.given}: {name} {lack.why}, so the engine is {abler}")
-        name = abler
-        reason = f"{lack.given} needs it"
+    if lack is not None and gpu_engines and gpu_engines[0] != name:
+        values.warn(f"{lack.option}: {name} {lack.reason}, so the engine is {gpu_engines[0]}")
+        name = gpu_engines[0]
+        reason = f"{lack.option} needs it"
     elif word != name:
         values.note(f"{KEY}={word}: the engine is {name}, because {reason}")
 
-    return ChosenEngine(name, handlers[name], reason, word.lower() == NO_ROLLING_BATCH)
+    return ChosenEngine(name, handlers[name], reason, has_dynamic_batch)
 
 
 def choose_handler(text: str, machine: Machine, handlers: Mapping[str, Handler]) -> tuple[str, str]:
@@ -90,17 +92,17 @@ def choose_handler(text: str, machine: Machine, handlers: Mapping[str, Handler])
     word = text.lower()
     usable = installed(handlers)
     if word in ("auto", NO_ROLLING_BATCH):
-        on_gpus = _names(Auto.ON_GPUS, usable)
-        if machine.gpus and on_gpus:
-            return on_gpus[0], f"{on_gpus[0]} is installed and a GPU is visible"
+        gpu_engines = _names(Auto.ON_GPUS, usable)
+        if machine.gpus and gpu_engines:
+            return gpu_engines[0], f"{gpu_engines[0]} is installed and a GPU is visible"
 
-        elsewhere = _names(Auto.ELSEWHERE, usable)
-        if elsewhere and not machine.gpus:
-            return elsewhere[0], "no GPU is visible"
+        other_engines = _names(Auto.ELSEWHERE, usable)
+        if other_engines and not machine.gpus:
+            return other_engines[0], "no GPU is visible"
 
-        if elsewhere:
+        if other_engines:
             missing = " or ".join(_names(Auto.ON_GPUS, handlers))
-            return elsewhere[0], f"{missing} is not installed"
+            return other_engines[0], f"{missing} is not installed"
 
     if word in usable:
         return word, "asked for"
@@ -117,9 +119,7 @@ def choose_handler(text: str, machine: Machine, handlers: Mapping[str, Handler])
 
 
 def settle_engine(resolution: Resolution) -> None:
-    """Put the engine's name in the place of the word that was given. Warn of what its user must
-    know.
-    """
+    """Put the engine's name in the place of the word that was given, and warn of its caveat."""
     values = resolution.values
     engine = resolution.chosen_engine
     if engine.handler.caveat:
@@ -129,8 +129,8 @@ def settle_engine(resolution: Resolution) -> None:
 
 
 def read_meanings(resolution: Resolution) -> None:
-    """Read each option that means another one of the table as that one. Note what others set, and
-    what is not used.
+    """Read each option that the engine has as another name of an option of the table. Note which
+    of the others set something of the engine, and which it does not use.
     """
     values = resolution.values
     handler = resolution.chosen_engine.handler
@@ -157,8 +157,8 @@ def read_meanings(resolution: Resolution) -> None:
 
 
 def choose_engine_defaults(resolution: Resolution) -> None:
-    """Apply the engine's defaults, and `batch_size` in dynamic batching; note each of its options
-    without effect.
+    """Choose the engine's defaults, and `batch_size` for the dynamic batch. Note which options of
+    the dynamic batch have no effect.
     """
     values = resolution.values
     engine = resolution.chosen_engine
@@ -216,17 +216,20 @@ def choose_gpus(resolution: Resolution) -> None:
 
 
 def place_replicas(resolution: Resolution) -> None:
-    """Choose a number for a degree of `max`, and as many replicas as fit. Refuse what the engine
+    """Choose as many replicas as fit, and the number for a degree of `max`. Refuse what the engine
     cannot run with.
     """
     values = resolution.values
     handler = resolution.chosen_engine.handler
     gpus = resolution.gpus
-    # Where a fault follows, later steps find one replica.
+    # After a fault, later steps find one replica.
     resolution.num_engines = 1
     resolution.device_ids = gpus
     if values.given(TENSOR) == "max":
-        max_degree = 1 if handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
+        max_degree = 1
+        if not handler.is_one_device:
+            max_degree = max(1, len(gpus) // values.final(PIPELINE))
+
         values.settle(TENSOR, max_degree, f"max of {len(gpus)} GPUs")
 
     config = EngineConfig(
@@ -240,25 +243,32 @@ def place_replicas(resolution: Resolution) -> None:
         return
 
     gpus_each = config.num_ranks_here(values.final(TENSOR) * values.final(PIPELINE))
-    # On a cluster the GPUs of this machine are no limit, which 0 says.
+    number = _num_replicas(values, handler, len(gpus), gpus_each)
+    if number is not None:
+        resolution.num_engines = number
+        resolution.device_ids = gpus[: number * gpus_each]
+
+
+def _num_replicas(values: Values, handler: Handler, num_gpus: int, gpus_each: int) -> int | None:
+    """Return how many replicas there are, or None after a fault of the options that say it."""
     is_on_cluster = any(values.given(key) == text for key, text in handler.on_cluster.items())
-    num_gpus = 0 if is_on_cluster else len(gpus)
+    if is_on_cluster:
+        # The GPUs of this machine are no limit, which 0 says.
+        num_gpus = 0
+
     try:
-        number = num_engines(
+        return num_engines(
             num_gpus, gpus_each, values.given("minWorkers"), values.given("maxWorkers")
         )
     except BadConfiguration as error:
         keys = [key for key in ("minWorkers", "maxWorkers") if key in values]
         sources = ", ".join(values.how_given(key).source for key in keys)
         values.fail(f"{error} ({sources})" if sources else str(error))
-        return
-
-    resolution.num_engines = number
-    resolution.device_ids = gpus[: number * gpus_each]
+        return None
 
 
 def _options_without_row(values: Values) -> dict[str, str]:
-    """Return the given options that no field is, by name without `option.`."""
+    """Return the options that were given and are not in the table, by name without `option.`."""
     options: dict[str, str] = {}
     for key, winner in values.picked.items():
         if key.startswith("option.") and find(key) is None:
@@ -278,28 +288,32 @@ def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None
             f"minWorkers={low}, maxWorkers={high}: allowed is a minWorkers of at most maxWorkers"
         )
 
+    least = low or 1
     if num_gpus == 0:
-        return max(low or 1, min(1, high or 1))
+        return least
 
-    fit = num_gpus // gpus_each
-    if fit < (low or 1):
+    num_fitting = num_gpus // gpus_each
+    if num_fitting < least:
         raise BadConfiguration(
-            f"{low or 1} replicas of {gpus_each} GPUs each do not fit: allowed are {num_gpus} GPUs "
+            f"{least} replicas of {gpus_each} GPUs each do not fit: allowed are {num_gpus} GPUs "
             f"in all"
         )
 
-    return min(fit, high or fit)
+    if high is None:
+        return num_fitting
+
+    return min(num_fitting, high)
 
 
 def check_stored_prompts(resolution: Resolution) -> None:
-    """Refuse a folder for cached prompts where no request may find those of another."""
+    """Refuse a folder for cached prompts if no request may use those of another."""
     values = resolution.values
     if values.final(PREFIX_CACHE_SCOPE) == "request" and values.given(PREFIX_CACHE_DIR):
         values.refuse(PREFIX_CACHE_DIR, f"none beside {PREFIX_CACHE_SCOPE}=request")
 
 
 def check_task(resolution: Resolution) -> None:
-    """Refuse a task that no engine here has, or that this engine has not."""
+    """Refuse a task that no engine here does, or that the chosen one does not do."""
     values = resolution.values
     handler = resolution.chosen_engine.handler
     if handler is USER_CODE:
@@ -308,11 +322,11 @@ def check_task(resolution: Resolution) -> None:
     task = _task(values)
     if task == OF_IMAGES and not handler.reads_images:
         handlers = values.start.handlers
-        engines = [name for name, handler in handlers.items() if handler.reads_images]
-        able = " or ".join(engines)
+        readers = [name for name, handler in handlers.items() if handler.reads_images]
         values.refuse(
             TASK,
-            f"{', '.join(TASKS)}; {OF_IMAGES} with option.rolling_batch={able}, once installed",
+            f"{', '.join(TASKS)}; {OF_IMAGES} with option.rolling_batch={' or '.join(readers)}, "
+            f"once installed",
         )
     elif task not in (*TASKS, OF_IMAGES):
         only = "engines here generate text or give embeddings, and do nothing else; a model.py can"
@@ -320,10 +334,12 @@ def check_task(resolution: Resolution) -> None:
 
 
 def _names(auto: Auto, handlers: Mapping[str, Handler]) -> list[str]:
+    """Return the engines that `auto` chooses on such machines, the first one first."""
     return [name for name, handler in handlers.items() if handler.auto is auto]
 
 
 def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:
+    """Return why a word names no engine here, as the end of an error, or ""."""
     if word in handlers:
         return f" ({word}: the library {handlers[word].library} is not installed)"
 
@@ -336,33 +352,34 @@ def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """A value that was given, and why an engine cannot have it."""
+    """An option that was given, and the reason why an engine cannot follow it."""
 
-    given: str
-    why: str
+    option: str
+    reason: str
 
 
 def _lack(values: Values, handler: Handler) -> Lack | None:
     """Return the first option that asks for what an engine lacks and one for GPUs may have, or
     None.
     """
-    degree = _degree_of_several(values)
-    if handler.is_one_device and degree:
-        return Lack(degree, "runs on one device")
+    degree_option = _option_of_several_devices(values)
+    if handler.is_one_device and degree_option:
+        return Lack(degree_option, "runs on one device")
 
     methods = handler.quantize_methods
     method = values.given(QUANTIZE)
     if methods is not None and method is not None and method not in methods:
         reason = f"quantises by {', '.join(sorted(methods))} alone"
-        return Lack(values.how_given(QUANTIZE).said, reason)
+        return Lack(values.how_given(QUANTIZE).assignment, reason)
 
     if _task(values) == OF_IMAGES and not handler.reads_images:
-        return Lack(values.how_given(TASK).said, "reads no images")
+        return Lack(values.how_given(TASK).assignment, "reads no images")
 
     return None
 
 
 def is_for_embeddings(values: Values) -> bool:
+    """Return whether `option.task` asks for embeddings."""
     return _task(values) in OF_EMBEDDINGS
 
 
@@ -372,8 +389,10 @@ def _task(values: Values) -> str:
     return task.lower().replace("_", "-")
 
 
-def _degree_of_several(values: Values) -> str:
-    """Return the first option that gives a parallel degree over 1, as it was written, or ""."""
+def _option_of_several_devices(values: Values) -> str:
+    """Return the first option that asks for a parallel degree over 1, as messages name it, or
+    "".
+    """
     num_gpus = 0 if values.given("option.device") == "cpu" else len(values.start.machine.gpus)
     for key in (TENSOR, PIPELINE):
         degree = values.given(key, 1)
@@ -381,18 +400,18 @@ def _degree_of_several(values: Values) -> str:
             degree = num_gpus
 
         if degree > 1:
-            return values.how_given(key).said
+            return values.how_given(key).assignment
 
     return ""
 
 
-def _asynchronous(values: Values) -> str:
-    """Return the option of LMI's asynchronous mode, which leaves batching to the engine despite
-    `disable`, or "".
+def _asynchronous_option(values: Values) -> str:
+    """Return the option that asks for LMI's asynchronous mode, or "". In that mode the engine makes
+    the batches, despite `disable`.
     """
-    entry = values.given("option.entryPoint", "")
-    if entry.endswith("async_service"):
-        return f"option.entryPoint={entry}"
+    entry_point = values.given("option.entryPoint", "")
+    if entry_point.endswith("async_service"):
+        return f"option.entryPoint={entry_point}"
 
     if values.given("option.async_mode"):
         return "option.async_mode=true"

@@ -1,7 +1,7 @@
 """The variables of AWS's vLLM image, where SM_VLLM_<FLAG> is a flag of vLLM's server.
 
-A flag here is the option of the same name, as on the command line, so those that only the engine
-knows reach it. Source: AWS's vLLM containers.
+A flag means the option of the same name, as on the command line. So flags that only the engine
+knows reach it too. Source: AWS's vLLM containers.
 """
 
 import json
@@ -14,8 +14,9 @@ from lmi.settings.steps import Resolution
 from lmi.settings.table import find
 
 PREFIX = "SM_VLLM_"
-# Behind the names of a model, of all images.
+# Among the variables of AWS's images these come behind those that name a model.
 ORDER = 20
+# The flags that do not mean the option of their name.
 FLAGS = {
     flag.name: flag
     for flag in (
@@ -25,7 +26,7 @@ FLAGS = {
         Flag("hf_token", instead="HF_TOKEN is the hub's token"),
     )
 }
-# An array is the value of these, and of every other flag the words.
+# Flags of which an array in JSON is one value. For every other flag it is a list of words.
 OF_ONE_WORD = frozenset(("allowed_origins", "allowed_methods", "allowed_headers", "middleware"))
 SEPARATORS = re.compile(r"[\s,\[]")
 BLANKS = re.compile(r"\s*")
@@ -34,17 +35,18 @@ BLANKS = re.compile(r"\s*")
 def givens(environ: Mapping[str, str]) -> Iterator[Given]:
     """Yield the values that the image's variables give to options."""
     for variable in flag_variables(environ, PREFIX):
-        row = FLAGS.get(variable.flag, Flag(variable.flag, _key_of(variable.flag)))
-        if variable.is_left_out or not row.key:
+        flag = FLAGS.get(variable.flag, Flag(variable.flag, _key_of(variable.flag)))
+        if variable.is_left_out or not flag.key:
             continue
 
-        text = row.text(variable.text)
-        words = None if variable.flag in OF_ONE_WORD else words_of(text)
-        if words is not None:
-            text = _text_of_words(row.key, words)
+        text = flag.text(variable.text)
+        if variable.flag not in OF_ONE_WORD:
+            words = words_of(text)
+            if words is not None:
+                text = _text_of_words(flag.key, words)
 
         if text:
-            yield Given.of(row.key, text, variable.name, PLATFORM, ORDER)
+            yield Given.of(flag.key, text, variable.name, PLATFORM, ORDER)
 
 
 def _key_of(flag: str) -> str:
@@ -57,8 +59,8 @@ def _key_of(flag: str) -> str:
 
 
 def words_of(text: str) -> list[str] | None:
-    """Return the words that an array in JSON means, or several objects with blanks between. None:
-    the text is one word.
+    """Return the words of a text: the items of an array in JSON, or several objects with blanks
+    between. None: it is one word.
     """
     if text.startswith("[") and text.endswith("]"):
         try:
@@ -87,7 +89,7 @@ def _word(element: object) -> str:
 
 
 def _objects(text: str) -> list[object]:
-    """Return the objects in JSON that a text is a sequence of, () if it is none."""
+    """Return the objects in JSON of a text that has nothing else, or [] for any other text."""
     decoder = json.JSONDecoder()
     objects: list[object] = []
     position = 0
@@ -108,8 +110,8 @@ def _objects(text: str) -> list[object]:
 
 
 def _text_of_words(key: str, words: list[str]) -> str:
-    """Return words as the text of an option: with commas between for one of the table, an array for
-    an engine's, unless it is one plain word.
+    """Return words as the text of an option. One of the table has commas between them. One of an
+    engine is an array, unless it has one word that needs none.
     """
     if find(key) is not None:
         return ",".join(words)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from lmi.settings.table import OPTIONS
 from lmi.settings.values import Values
 
-# Names that are rows of the table themselves.
+# Variables that the table of options has.
 OF_ROWS = frozenset(name for option in OPTIONS for name in option.platform)
 FLAG_ALONE = "true"
 LEFT_OUT = "false"
@@ -18,21 +18,21 @@ LEFT_OUT = "false"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of another server: the option that means it, or else what to write instead, or why
-    nothing is needed.
-
-    `words` has the option's texts, by those of the flag; "" gives nothing.
+    """A flag of another server, and what becomes of it. It has a key, or says what to write
+    instead, or why it is needless.
     """
 
     name: str
+    # The option that means it.
     key: str = ""
     instead: str = ""
     needless: str = ""
+    # The texts of the option by those of the flag, where they differ. "" gives nothing.
     words: Mapping[str, str] = field(default_factory=dict)
 
-    def text(self, of_flag: str) -> str:
+    def text(self, flag_text: str) -> str:
         """Return the option's text for a text of the flag."""
-        return self.words.get(of_flag, of_flag)
+        return self.words.get(flag_text, flag_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,13 @@ class FlagVariable:
 
     @property
     def is_left_out(self) -> bool:
+        """Whether the server gets no such flag."""
         return self.text == LEFT_OUT
 
 
 def flag_variables(environ: Mapping[str, str], prefix: str) -> list[FlagVariable]:
-    """Return the variables of a prefix, sorted by name, without those that are rows of the
-    table.
+    """Return the variables with a prefix, sorted by name, without those that the table of options
+    has.
     """
     variables: list[FlagVariable] = []
     for name in sorted(environ):
@@ -70,18 +71,18 @@ def flag_variables(environ: Mapping[str, str], prefix: str) -> list[FlagVariable
 def report_flags(
     values: Values, variables: list[FlagVariable], flags: Mapping[str, Flag]
 ) -> Iterator[FlagVariable]:
-    """Warn of each flag in whose place something else is to be written, and note those that are
-    needless or false. Yields the others.
+    """Yield the flags that give options. Warns of each that is not read, with what to write
+    instead, and notes those that are needless or left out.
     """
     left_out: list[str] = []
     for variable in variables:
-        row = flags.get(variable.flag)
+        flag = flags.get(variable.flag)
         if variable.is_left_out:
             left_out.append(variable.name)
-        elif row is not None and row.instead and row.text(variable.text):
-            values.warn(f"{variable.name}: is not read, {row.instead}")
-        elif row is not None and row.needless:
-            values.note(f"{variable.name}: has no effect here, {row.needless}")
+        elif flag is not None and flag.instead and flag.text(variable.text):
+            values.warn(f"{variable.name}: is not read, {flag.instead}")
+        elif flag is not None and flag.needless:
+            values.note(f"{variable.name}: has no effect here, {flag.needless}")
         else:
             yield variable
 

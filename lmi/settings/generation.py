@@ -1,10 +1,10 @@
-"""Chooses what counts where a request is silent: the values of the model's maker, and the
-operator's in their place.
+"""Chooses the defaults of requests: the values of the model's maker, or the operator's in their
+place.
 
 `generation_config` and `override_generation_config` have vLLM's meaning, so `do_sample` of a file
-does not count. What comes with a model is a stranger's: its file is read up to a size, and a value
-of it that no request may have is told and left out. The operator's own values have to be right.
-Source: vLLM 0.32, `ModelConfig.get_diff_sampling_param`.
+does not count. A file that comes with a model is a stranger's. So it is read up to a size only, and
+its values that no request may have are left out with a warning, while those of the operator are
+faults. Source: vLLM 0.32, `ModelConfig.get_diff_sampling_param`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +29,7 @@ OVERRIDE = "option.override_generation_config"
 FILE_NAME = "generation_config.json"
 MAX_FILE_BYTES = 1 << 20
 
+# It returns what is wrong with a value, or "".
 Fault = Callable[[object], str]
 
 
@@ -40,7 +41,7 @@ def _integer(minimum: int) -> Fault:
     return partial(int_fault, minimum=minimum, maximum=MAX_INT)
 
 
-# The rules by which requests are checked.
+# The rules of values, which are those of requests.
 FAULTS: dict[str, Fault] = {
     "temperature": _number(0, MAX_TEMPERATURE),
     "top_p": _number(0, 1),
@@ -54,8 +55,8 @@ FAULTS: dict[str, Fault] = {
 
 
 def check_options(resolution: Resolution) -> None:
-    """Refuse a path without a readable file, and each value of the override that no request may
-    have.
+    """Refuse a named file that cannot be read, and each of the operator's values that no request
+    may have.
     """
     values = resolution.values
     file = _named_file(values)
@@ -66,8 +67,8 @@ def check_options(resolution: Resolution) -> None:
             values.refuse(FILE_KEY, f"{GENERATION_CONFIG.allowed} ({error})")
 
     overrides = _overrides(values)
-    for broken in _broken_values(overrides):
-        values.refuse(OVERRIDE, f"for {broken.name} {broken.rule}")
+    for broken_value in _broken_values(overrides):
+        values.refuse(OVERRIDE, f"for {broken_value.name} {broken_value.rule}")
 
     unknown = [name for name in overrides if name not in FAULTS]
     if unknown:
@@ -78,29 +79,28 @@ def check_options(resolution: Resolution) -> None:
 
 
 def choose_defaults(resolution: Resolution) -> None:
-    """Choose the defaults of the model, none for user code. The operator gets a note of what
-    counts.
-    """
+    """Choose the defaults of the model, and note them for the operator. User code has none."""
     if resolution.is_user_code:
         resolution.generation_defaults = GenerationDefaults()
         return
 
     values = resolution.values
     named_file = _named_file(values)
-    of_file = _of_file(values, named_file or resolution.path / FILE_NAME)
+    file_values = _values_of_file(values, named_file or resolution.path / FILE_NAME)
     overrides = _parameters(_overrides(values))
 
     sources: list[str] = []
-    if of_file:
+    if file_values:
         sources.append(str(named_file) if named_file else FILE_NAME)
 
     if overrides:
         sources.append(OVERRIDE)
 
-    # The file of the model's maker bounds no request.
-    limits = {**of_file, **overrides} if named_file else overrides
+    merged = {**file_values, **overrides}
+    # What the operator names bounds every request, but the file of the model's maker bounds none.
+    limits = merged if named_file else overrides
     defaults = GenerationDefaults(
-        **{**of_file, **overrides},
+        **merged,
         server_max_new_tokens=limits.get("max_new_tokens"),
         source=", ".join(sources),
     )
@@ -114,7 +114,9 @@ def choose_defaults(resolution: Resolution) -> None:
 
 
 def _named_file(values: Values) -> Path | None:
-    """Return the file that the option names, or the one in the folder that it names, if any."""
+    """Return the file that the option names, or the one in a folder that it names. None: it names
+    none.
+    """
     text = values.final(FILE_KEY)
     if text in ("auto", *OWN_DEFAULTS):
         return None
@@ -128,14 +130,14 @@ def _named_file(values: Values) -> Path | None:
 
 
 def _overrides(values: Values) -> dict[str, Any]:
-    """Return the operator's own values, unchecked."""
+    """Return the operator's values, which are not checked yet."""
     text = values.final(OVERRIDE)
     overrides: dict[str, Any] = orjson.loads(text) if text else {}
     return overrides
 
 
-def _of_file(values: Values, file: Path) -> dict[str, Any]:
-    """Return the values of a file that may count, with a warning for each of the others."""
+def _values_of_file(values: Values, file: Path) -> dict[str, Any]:
+    """Return the values of a file that count. Warns of those that no request may have."""
     if values.final(FILE_KEY) in OWN_DEFAULTS or not file.is_file():
         return {}
 
@@ -146,22 +148,22 @@ def _of_file(values: Values, file: Path) -> dict[str, Any]:
         return {}
 
     parameters = _parameters(content)
-    for broken in _broken_values(content):
-        values.warn(
-            f"{file}: {broken.name} must be {broken.rule}, given {shorten(broken.value)}, so it "
-            "does not count"
-        )
-        del parameters[broken.name]
+    for broken_value in _broken_values(content):
+        name, rule, value = broken_value
+        values.warn(f"{file}: {name} must be {rule}, given {shorten(value)}, so it does not count")
+        del parameters[name]
 
     return parameters
 
 
 def _parameters(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of requests in an object. null means left out."""
+    """Return the parameters of requests among the members of an object. null means left out."""
     return {name: content[name] for name in FAULTS if content.get(name) is not None}
 
 
 class _BrokenValue(NamedTuple):
+    """A value that breaks the rule of its parameter."""
+
     name: str
     rule: str
     value: Any

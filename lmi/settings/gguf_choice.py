@@ -1,7 +1,7 @@
 """Chooses the GGUF file that a text, or a folder without other weights, means.
 
-Such a file is a source that must be opened first, as an archive is: a process makes a folder of it
-(`sources/gguf/`), and the settings are resolved again with that folder.
+Such a file is a source that must be opened first, like an archive: a process makes a folder of it
+(`sources/gguf/`), and then the settings are resolved again with that folder.
 """
 
 from dataclasses import replace
@@ -23,11 +23,11 @@ def is_gguf(text: str) -> bool:
 
 
 def with_files(givens: list[Given], start: StartInputs) -> list[Given]:
-    """Return `givens` with the absolute path of each GGUF file that one of them means, and with
-    that of the served folder, if nothing names a model.
+    """Return `givens`, where a model that is a GGUF file has its absolute path. If no model is
+    named, the file in the served folder is added, if there is one.
     """
     folders = (start.folder or start.cwd, start.cwd)
-    placed_givens = []
+    changed_givens = []
     names_model = False
     for entry in givens:
         if entry.key == MODEL:
@@ -36,23 +36,23 @@ def with_files(givens: list[Given], start: StartInputs) -> list[Given]:
             if file is not None:
                 entry = replace(entry, text=str(file))
 
-        placed_givens.append(entry)
+        changed_givens.append(entry)
 
     if start.folder is None or names_model:
-        return placed_givens
+        return changed_givens
 
     file = only_file(start.folder)
     if file is not None:
-        placed_givens.append(Given.of(MODEL, str(file), "the folder", OTHER_NAMES))
+        changed_givens.append(Given.of(MODEL, str(file), "the folder", OTHER_NAMES))
 
-    return placed_givens
+    return changed_givens
 
 
 def opened_folder(text: str, download_dir: Path) -> Path | None:
-    """Return the folder that was made of the file that a text means, or None if a process must make
-    it.
+    """Return the folder that was made of a GGUF file before, or None if a process must make it.
 
-    The text is what `with_files` writes for a file, or the name of a model of the catalogue.
+    The text means the file: it is what `with_files` writes, or the name of a model of the
+    catalogue.
     """
     file = _fetched_file(text, download_dir)
     if file is None:
@@ -63,12 +63,17 @@ def opened_folder(text: str, download_dir: Path) -> Path | None:
 
 def _fetched_file(text: str, download_dir: Path) -> Path | None:
     """Return the file that a text means, or None if it was not fetched or means something else."""
-    model = CATALOGUE.get(text)
-    if model is None:
-        return Path(text) if is_gguf(text) else None
+    if is_gguf(text):
+        return Path(text)
 
-    folder = model.kept(download_dir)
-    return None if folder is None else only_file(folder)
+    if text not in CATALOGUE:
+        return None
+
+    folder = CATALOGUE[text].kept(download_dir)
+    if folder is None:
+        return None
+
+    return only_file(folder)
 
 
 def check_engine(missing: tuple[str, ...], engine: ChosenEngine) -> None:
@@ -78,8 +83,8 @@ def check_engine(missing: tuple[str, ...], engine: ChosenEngine) -> None:
 
     for text in missing:
         if parse(text).names_gguf:
-            records = announced().items()
-            readers = ", ".join(name for name, record in records if record.reads_gguf)
+            handlers = announced().items()
+            readers = ", ".join(name for name, handler in handlers if handler.reads_gguf)
             raise ModelUnusable(
                 f"{text}: {engine.name} does not read GGUF; option.rolling_batch may be {readers}"
             )

@@ -1,9 +1,9 @@
 """The values that were given for options: on the command line, in serving.properties, and in
 variables.
 
-The order is: command line, SageMaker's platform variables, serving.properties, OPTION_… and
-SERVING_…, the other environment names, defaults. Sources of the names: LMI's serving.properties,
-TGI's variables, and AWS's pages of LMI and of its containers.
+What counts first is the command line, then the variables of SageMaker and of AWS's images,
+serving.properties, OPTION_… and SERVING_…, the other variables, and last the default. Sources of
+the names: LMI's serving.properties, TGI's variables, and AWS's pages of LMI and of its containers.
 """
 
 import re
@@ -16,11 +16,17 @@ from lmi.settings.kinds import TEXT, TooLarge, is_true
 from lmi.settings.properties import Properties
 from lmi.settings.table import BY_KEY, OPTIONS, find
 
-COMMAND_LINE, PLATFORM, FILE, ENVIRONMENT, OTHER_NAMES = range(5)
+# Where values are given. The lowest number counts.
+COMMAND_LINE = 0
+PLATFORM = 1
+FILE = 2
+ENVIRONMENT = 3
+OTHER_NAMES = 4
+# Keys of options whose values are not shown.
 SECRET = re.compile(
     r"token$|secret|password|credential|api_?key|access_?key|^option\.env$", re.IGNORECASE
 )
-# The key that a variable means. TRANSLATED converts values of another form.
+# The keys that further variables mean.
 OTHER_ENV = {
     "MAX_INPUT_LENGTH": "max_input_length",
     "MAX_INPUT_TOKENS": "max_input_length",
@@ -31,11 +37,13 @@ OTHER_ENV = {
     "LWS_WORKER_INDEX": "option.node_rank",
     "LWS_LEADER_ADDRESS": "option.master_addr",
 }
+# These variables have values of another form.
 TRANSLATED: dict[str, Callable[[str], str]] = {
     "ENABLE_CUDA_GRAPHS": lambda text: str(not is_true(text, True)).lower(),
     # Nothing is given where processes are restarted as always.
     "PROCESS_AUTO_RECOVERY": lambda text: "" if is_true(text, True) else "0",
 }
+# Known keys by their names in variables, without OPTION_ or SERVING_ and other underscores.
 _BY_ENV_NAME = {key.removeprefix("option.").replace("_", "").lower(): key for key in BY_KEY}
 
 
@@ -45,14 +53,14 @@ class Given:
     must agree.
     """
 
-    # The key of its row in the table of options, or as written if it has no row.
+    # The key of its row in the table of options, or as it was written if it has no row.
     key: str
-    # The key or name as it was written.
-    written: str
+    # The key or the variable as it was written.
+    name: str
     text: str
     # Where it was given: file:line, the name of a variable, or a flag.
     source: str
-    # The layer, and the order inside the layer.
+    # The layer (COMMAND_LINE and so on), and the order in the layer.
     rank: tuple[int, int]
 
     @classmethod
@@ -67,31 +75,34 @@ class Given:
         return self.rank[0] == FILE
 
     @property
-    def said(self) -> str:
-        """How messages name it, with its value and source."""
-        return f"{self.written}={self.shown} ({self.source})"
+    def assignment(self) -> str:
+        """How messages name it, with its value and source: `option.dtype=fp16 (--dtype)`."""
+        return f"{self.name}={self.shown} ({self.source})"
 
     @property
     def place(self) -> str:
-        """How messages name it, with its source."""
-        return f"{self.written} ({self.source})"
+        """How messages name it, with its source: `option.dtype (--dtype)`."""
+        return f"{self.name} ({self.source})"
 
     @property
     def shown(self) -> str:
-        """Its text for people, *** in the place of a secret."""
+        """Its text for people, or *** if it is a secret."""
         return "***" if SECRET.search(self.key) else _printable(self.text)
 
     def fault(self, allowed: str) -> str:
-        """Return the line about a bad value: key, value, source, allowed values."""
+        """Return the line about a bad value, which says what is `allowed`."""
         text = "***" if self.shown == "***" else shorten(self.text)
-        return f"{self.written}={text} ({self.source}): allowed is {allowed}"
+        return f"{self.name}={text} ({self.source}): allowed is {allowed}"
 
     def value(self) -> Any:
         """Parse the text. Raises ValueError with the line about a bad one."""
         option = find(self.key)
-        kind = option.own_kinds.get(self.source, option.kind) if option else TEXT
+        kind = TEXT
+        if option is not None:
+            kind = option.own_kinds.get(self.source, option.kind)
+
         try:
-            # This raises for a lone surrogate, as a byte that is not UTF-8 becomes.
+            # This raises for a byte that is not UTF-8, which has become a lone surrogate.
             (self.key + self.text).encode()
             return kind.parse(self.text)
         except ValueError as error:
@@ -105,17 +116,13 @@ def collect(
     flags: Mapping[str, str],
     files: Mapping[str, str] = {},
 ) -> list[Given]:
-    """Return all values that were given, in no order. `flags` are texts by key, `files` the file of
-    a flag, by key.
+    """Return all values that were given, in no order. By key, `flags` has the texts of the command
+    line, and `files` the files that some of them came from.
     """
     givens: list[Given] = []
     for key, text in flags.items():
-        option = find(key)
-        flag = f"--set {key}"
-        if option and option.key == key and option.has_flag:
-            flag = option.flag
-
-        givens.append(Given.of(key, text, files.get(key, flag), COMMAND_LINE))
+        source = files.get(key, _flag_of(key))
+        givens.append(Given.of(key, text, source, COMMAND_LINE))
 
     for key, line in properties.entries.items():
         givens.append(Given.of(key, line.value, properties.source(key), FILE))
@@ -131,9 +138,18 @@ def collect(
     return [entry for entry in givens if entry.text]
 
 
+def _flag_of(key: str) -> str:
+    """Return the flag by which the command line gives a key."""
+    option = find(key)
+    if option is not None and option.key == key and option.has_flag:
+        return option.flag
+
+    return f"--set {key}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Variable:
-    """A variable of the environment that gives an option."""
+    """A variable of the environment that gives an option, by its key."""
 
     name: str
     key: str
@@ -159,19 +175,25 @@ def _variables(environ: Mapping[str, str]) -> Iterator[_Variable]:
 
 
 def key_of_env(name: str) -> str:
-    """Return the key that OPTION_X_Y or SERVING_X_Y means.
+    """Return the key that OPTION_X_Y or SERVING_X_Y means, as SERVING_MIN_WORKERS means minWorkers.
 
-    SERVING_MIN_WORKERS means minWorkers. The name of an unknown key becomes lower case, if it is
-    all upper case.
+    The key of an unknown option is in lower case, unless the name has both cases.
     """
     prefix, _, suffix = name.partition("_")
-    key = _BY_ENV_NAME.get(suffix.replace("_", "").lower())
-    if key is not None:
-        return key
+    known_key = _BY_ENV_NAME.get(suffix.replace("_", "").lower())
+    if known_key is not None:
+        return known_key
 
-    lowered = suffix.lower() if suffix.isupper() else suffix
-    return f"option.{lowered}" if prefix == "OPTION" else lowered
+    key = suffix.lower() if suffix.isupper() else suffix
+    if prefix == "OPTION":
+        return f"option.{key}"
+
+    return key
 
 
 def _printable(text: str) -> str:
-    return text if text.isprintable() else ascii(text)[1:-1]
+    """Return a text with escapes for what cannot be printed."""
+    if text.isprintable():
+        return text
+
+    return ascii(text)[1:-1]

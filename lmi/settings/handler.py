@@ -24,7 +24,7 @@ class Auto(Enum):
     """The machines on which `option.rolling_batch=auto` chooses an engine."""
 
     NEVER = "never"
-    # Also in place of an engine that lacks what the options ask for, as several devices
+    # It also stands in for an engine that lacks what the options ask for, such as several devices.
     ON_GPUS = "on GPUs"
     ELSEWHERE = "elsewhere"
 
@@ -46,7 +46,7 @@ class Handler:
     # Whether some of its models read images.
     reads_images: bool = False
     reads_gguf: bool = False
-    # The values of `option.quantize` that it has. None means that it says itself.
+    # The values of `option.quantize` that it has. None means that it checks them itself.
     quantize_methods: frozenset[str] | None = None
     # The defaults of options that are the engine's own, by option.
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -56,19 +56,19 @@ class Handler:
     """
     # The defaults that the LMI APIs document for it.
     sampling_defaults: SamplingDefaults | None = None
-    # The options with `otherwise` in their Option that have an effect on it.
+    # The options that have an effect on it, of those with `otherwise` in their Option.
     uses: frozenset[str] = frozenset()
-    # What to do instead of an option of other engines, or "", by option.
+    # Options of other engines that have no effect on it, and what to do instead, or "".
     unused: Mapping[str, str] = field(default_factory=dict)
     means: Mapping[str, str] = field(default_factory=dict)
     """Options that set something of another name: an option of the table, or one of the engine's
     own arguments.
     """
-    # The options of `means` that count where the option of the table is given too.
+    # The options of `means` that count before the option of the table, if both are given.
     wins: frozenset[str] = frozenset()
     # What its user must know, said at every start.
     caveat: str = ""
-    # The text with which a cluster places the ranks, by option.
+    # Options and their values with which a cluster places the ranks.
     on_cluster: Mapping[str, str] = field(default_factory=dict)
     # Variables that each name a TCP port on which one of its processes listens.
     port_variables: tuple[str, ...] = ()
@@ -103,6 +103,7 @@ class Handler:
     """Returns what of it depends on the machine, for `lmi version`; "" if nothing does."""
 
     def option_keys(self) -> frozenset[str] | None:
+        """Return what `option_names` returns, with `option.`."""
         names = self.option_names()
         if names is None:
             return None
@@ -116,9 +117,7 @@ USER_CODE = Handler(load="")
 
 @dataclass(frozen=True, slots=True)
 class ChosenEngine:
-    """The engine that was chosen. If the choice was refused, it is the one that the
-    option named.
-    """
+    """The engine that was chosen, or the one that the option names if that was refused."""
 
     name: str
     handler: Handler
@@ -129,13 +128,13 @@ class ChosenEngine:
 # The metadata of all installed packages is read once in a process.
 @cache
 def announced() -> Mapping[str, Handler]:
-    """Return every announced engine by its name, also those whose library is not installed."""
+    """Return every announced engine by its name, also if its library is not installed."""
     entries = {entry.name: entry for entry in entry_points(group=GROUP)}
     return {name: _record(entry) for name, entry in sorted(entries.items())}
 
 
 def installed(handlers: Mapping[str, Handler]) -> dict[str, Handler]:
-    """Return those that need no library, or whose library is there."""
+    """Return the engines that need no library, or whose library is installed."""
     usable: dict[str, Handler] = {}
     for name, handler in handlers.items():
         if not handler.library or folder_of(handler.library) is not None:
@@ -156,6 +155,7 @@ def folder_of(library: str) -> Path | None:
 
 
 def _record(entry: EntryPoint) -> Handler:
+    """Return the record of an entry point. Raises BadConfiguration if it is something else."""
     if entry.attr != RECORD:
         return Handler(load=entry.value)
 

@@ -1,4 +1,4 @@
-"""What the variables of AWS's images for other servers give to options."""
+"""The options that variables of AWS's images for other servers give."""
 
 from collections.abc import Iterator, Mapping
 

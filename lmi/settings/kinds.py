@@ -38,7 +38,7 @@ class Kind(Struct, frozen=True):
     parse: Callable[[str], Any]
     # The text that means None.
     unset: str = ""
-    # The values, where they are few.
+    # All allowed words, if they are few.
     words: tuple[str, ...] = ()
     # What the help shows in the place of a value.
     unit: str = "VALUE"
@@ -55,19 +55,21 @@ def local_path(url: str) -> str:
 
 
 def integer(low: int, high: int = LARGEST) -> Kind:
+    """Return the kind of whole numbers from `low` to `high`."""
     is_bounded = high != LARGEST
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"[+-]?[0-9]{1,100}", text) or int(text) < low:
+        if not re.fullmatch(r"[+-]?[0-9]{1,100}", text):
             raise ValueError
 
-        if int(text) > high:
-            if is_bounded:
-                raise ValueError
-
+        number = int(text)
+        if number > high and not is_bounded:
             raise TooLarge(f"a whole number {low}..{high}")
 
-        return int(text)
+        if not low <= number <= high:
+            raise ValueError
+
+        return number
 
     bounds = f"{low}..{high}" if is_bounded else f"of at least {low}"
     return Kind(f"a whole number {bounds}", parse, unit="N")
@@ -76,8 +78,8 @@ def integer(low: int, high: int = LARGEST) -> Kind:
 def word(
     values: Mapping[str, Any], otherwise: Callable[[str], Any] | None = None
 ) -> Callable[[str], Any]:
-    """Return a parser that knows words, in any case. It gives other texts to `otherwise`, or
-    refuses them.
+    """Return a parser of words, in any case, to their values. Other texts are parsed by
+    `otherwise`, or refused.
     """
 
     def parse(text: str) -> Any:
@@ -101,8 +103,8 @@ def choice(*words: str, **long_names: str) -> Kind:
 def matching(
     allowed: str, pattern: str, value_of: Callable[..., Any] = str, unit: str = "VALUE"
 ) -> Kind:
-    """Return the kind of texts of a form. `value_of` makes the value of the text, or of the groups
-    that `pattern` has.
+    """Return the kind of texts that match a pattern. `value_of` makes the value: of the groups of
+    the pattern, or of the text if it has none.
     """
 
     def parse(text: str) -> Any:
@@ -121,8 +123,8 @@ def several(
     split: Callable[[str], list[str]] = re.compile("[;,]").split,
     once: Callable[[Any], str] | None = None,
 ) -> Kind:
-    """Return the kind of values of one kind with `;` or `,` between. `once` says what no two of
-    them may share.
+    """Return the kind of several values of another kind, with `;` or `,` between. No two of them
+    may have in common what `once` returns of a value.
     """
 
     def parse(text: str) -> tuple[Any, ...]:
@@ -162,7 +164,7 @@ def _size(number: str, unit: str) -> int:
 
 
 def _length(number: str, unit: str) -> int:
-    """Return a length like vLLM: k and m are decimal, K and M binary."""
+    """Return a length as vLLM reads it: k and m are decimal units, K and M binary ones."""
     length = round(float(number) * LENGTH_UNITS[unit])
     if length < 1:
         raise ValueError

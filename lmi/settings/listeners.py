@@ -1,5 +1,5 @@
-"""The options of listeners beside the server's own port: its TLS, the ports that they may have, and
-their user.
+"""The options of the listeners beside the server's own port, of TLS, and of the user that the
+processes run as.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from lmi.settings.kinds import ABSOLUTE_PATH, WORDS, Kind, integer, matching, wo
 from lmi.settings.option import option
 
 GATEWAY_PORT = 8081
+# The uid and the gid that mean no id.
+NO_ID = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The user that all but the supervisor and the fetches run as where root starts the server."""
+    """The user that all processes but the supervisor and the fetches run as, if root starts the
+    server.
+    """
 
     # The text that names the user.
     text: str
@@ -39,24 +43,25 @@ class User:
         unknown names.
         """
         user, _, group = text.partition(":")
-        try:
-            account = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
-        except KeyError:
-            account = None
+        account = _account(user)
+        if account is not None:
+            name = account.pw_name
+            uid = account.pw_uid
+            gid = account.pw_gid
+            home = account.pw_dir
+        else:
+            # A number need not belong to an account.
+            uid = int(user)
+            gid = uid
+            name = str(uid)
+            home = ""
 
-        if account is None and not user.isdecimal():
-            raise ValueError
-
-        uid = int(user) if account is None else account.pw_uid
-        gid = uid if account is None else account.pw_gid
         if group:
             gid = int(group)
 
-        if not (0 < uid < 2**32 - 1 and 0 < gid < 2**32 - 1):
+        if not (0 < uid < NO_ID and 0 < gid < NO_ID):
             raise ValueError
 
-        name = str(uid) if account is None else account.pw_name
-        home = "" if account is None else account.pw_dir
         groups: tuple[int, ...] = (gid,)
         if account is not None and not group:
             groups = tuple(os.getgrouplist(name, gid))
@@ -68,11 +73,12 @@ class User:
 
     @property
     def environ(self) -> dict[str, str]:
+        """The variables of a process that the user runs."""
         return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name}
 
     def become(self) -> None:
-        """Make this process one of the user. The kernel forgets the signal of its
-        parent's death.
+        """Make this process one of the user. The kernel then forgets which signal it gets at the
+        death of its parent.
         """
         os.setgroups(self.groups)
         os.setresgid(self.gid, self.gid, self.gid)
@@ -80,8 +86,8 @@ class User:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Use files as the user meanwhile, where this process is root's, which has one thread. Else
-        nothing changes.
+        """Open files as the user in the block, if this process belongs to root; else nothing
+        changes. The process must have one thread.
         """
         if os.geteuid() != 0:
             yield
@@ -100,7 +106,22 @@ class User:
             os.setgroups(groups)
 
 
+def _account(user: str) -> pwd.struct_passwd | None:
+    """Return the account of a name or a uid, or None for a uid without one. Raises ValueError for a
+    name without one.
+    """
+    is_uid = user.isdecimal()
+    try:
+        return pwd.getpwuid(int(user)) if is_uid else pwd.getpwnam(user)
+    except KeyError:
+        if is_uid:
+            return None
+
+        raise ValueError from None
+
+
 def _address(text: str) -> tuple[str, int]:
+    """Return the host and the port of a URL."""
     parts = urlsplit(text)
     is_whole = parts.scheme == "http" and parts.path in ("", "/")
     if not is_whole or not parts.hostname or not parts.port:

@@ -1,8 +1,7 @@
 """The variables of AWS's llama.cpp image, where SM_LLAMA_CPP_<FLAG> is a flag of llama-server.
 
-Those that name the model, or set what an option here sets, are read. Others that name a model end
-the start, because the model that would be served is another one. Source: AWS's llama.cpp
-containers.
+Those that name the model, or set what an option here sets, are read. Other variables that name a
+model end the start, because another model would be served. Source: AWS's llama.cpp containers.
 """
 
 import re
@@ -21,8 +20,9 @@ FILE = f"{PREFIX}MODEL"
 FOLDER = f"{PREFIX}MODEL_DIR"
 REPOSITORY = f"{PREFIX}HF_REPO"
 FILE_OF_REPOSITORY = f"{PREFIX}HF_FILE"
-# Behind the names of a model that the other images have.
+# Among the variables of AWS's images these come behind those that name a model.
 FIRST_ORDER = 10
+# Variables that name a model in a way that is not read here.
 UNREAD_MODEL = re.compile(
     rf"{PREFIX}(MODELS(_DIR|_PRESET)?|MODEL_URL|DOCKER_REPO|[A-Z0-9_]+_DEFAULT)"
 )
@@ -57,6 +57,7 @@ def givens(environ: Mapping[str, str]) -> Iterator[Given]:
 
 
 def _texts(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts of the image's variables that are set, by variable."""
     texts = {}
     for name, text in environ.items():
         if name.startswith(PREFIX) and text.strip():
@@ -66,7 +67,7 @@ def _texts(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _models(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the variables that name a model, and what each names, the one that counts first."""
+    """Yield the variables that name a model, each with what it names. The first one counts."""
     if FILE in texts:
         yield FILE, texts[FILE]
 
@@ -74,14 +75,18 @@ def _models(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         yield FOLDER, _first_file(texts[FOLDER])
 
     if REPOSITORY in texts:
-        repository = texts[REPOSITORY]
+        model = texts[REPOSITORY]
         file = texts.get(FILE_OF_REPOSITORY)
-        yield REPOSITORY, repository if file is None else f"{repository.partition(':')[0]}/{file}"
+        if file is not None:
+            repository, _, _ = model.partition(":")
+            model = f"{repository}/{file}"
+
+        yield REPOSITORY, model
 
 
 def _first_file(folder: str) -> str:
-    """Return the first GGUF file of a folder, else the first in one of its folders, else the
-    folder itself, for the message about it.
+    """Return the first GGUF file of a folder, or the first one in the folders below. If there is
+    none, return the folder, for the message about it.
     """
     for pattern in (f"*{GGUF}", f"*/*{GGUF}"):
         files = sorted(Path(folder).glob(pattern))

@@ -14,10 +14,11 @@ from lmi.sources.source import GGUF, fault, listed
 
 
 def choose_model(resolution: Resolution) -> None:
-    """Choose the model and its names.
+    """Choose the model and its names. Raises ModelUnusable, which names the option, or says that
+    none was given.
 
-    Of user code that is the model the folder may hold nothing else, because the code may load its
-    files from anywhere. Raises ModelUnusable, which names the option or says that none was given.
+    If user code is the model, its folder need not hold a model: the code may load files from
+    anywhere.
     """
     values = resolution.values
     model_id = values.given(MODEL)
@@ -28,13 +29,20 @@ def choose_model(resolution: Resolution) -> None:
 
     folder = resolution.start.folder
     try:
-        path = user_code_folders(values)[0] if resolution.is_user_code else _whole_model(values)
+        if resolution.is_user_code:
+            path = user_code_folders(values)[0]
+        else:
+            path = _whole_model(values)
+
         name = DEMO if path == demo_folder() else Path(model_id or path).name
     except ModelUnusable as error:
-        place = Setting.of(values, MODEL).source if MODEL in values else f"no {MODEL}"
-        raise ModelUnusable(f"{error} ({place})") from None
+        source = f"no {MODEL}"
+        if MODEL in values:
+            source = Setting.of(values, MODEL).source
 
-    # The option's text of a fetched model is its folder, and the source has the name.
+        raise ModelUnusable(f"{error} ({source})") from None
+
+    # For a fetched model the option's text is its folder, but its name is that of the source.
     sources = {str(path): source for source, path in resolution.fetched.items()}
     if model_id in sources:
         name = source_name(sources[model_id])
@@ -88,6 +96,9 @@ def _whole_model(values: Values) -> Path:
 
 
 def _model_path(values: Values) -> Path:
+    """Return the folder that the option names, or else the served one. Raises ModelUnusable if
+    there is no such folder.
+    """
     folder = values.start.folder
     cwd = values.start.cwd
     if MODEL not in values:
@@ -119,7 +130,7 @@ def _warn_of_other_models(values: Values, path: Path) -> None:
 
     for rival in winner.shadowed:
         if rival.text != winner.given.text:
-            values.warn(f"{rival.said}: has no effect beside {winner.given.source}")
+            values.warn(f"{rival.assignment}: has no effect beside {winner.given.source}")
 
 
 def warn_of_models(resolution: Resolution) -> None:
@@ -130,7 +141,9 @@ def warn_of_models(resolution: Resolution) -> None:
     resolution.missing = ()
     for winner in values.picked.values():
         if winner.given.key in (MODEL, "load_models"):
-            values.warn(f"{winner.given.said}: not served, multi_model starts without a model")
+            values.warn(
+                f"{winner.given.assignment}: not served, multi_model starts without a model"
+            )
         elif winner.given.is_from_file and not is_of_server(winner.given.key):
             values.note(
                 f"{winner.given.place}: no effect with multi_model, each model has its own file"

@@ -1,4 +1,4 @@
-"""Chooses what a model is called: by clients, and by those of vLLM."""
+"""Chooses the names of a model: those that clients use, and those of vLLM's clients."""
 
 import re
 from pathlib import Path
@@ -17,29 +17,35 @@ ALIASES = "option.model_alias"
 
 
 def choose_names(values: Values, loaded_name: str, name: str) -> None:
-    """Choose the names: answers carry the first, requests may use any.
+    """Choose the names of the model: answers have the first, requests may use any.
 
-    The first is the one that an option or `load_models` gives, which is `loaded_name`, else it is
-    made of `name`.
+    The first is the one that an option gives, or `load_models`, whose name is `loaded_name`. Where
+    neither does, it is made of `name`.
     """
-    served_names = values.given("option.served_model_name", ())
-    reasons = dict.fromkeys(served_names, "option.served_model_name")
+    # Why a name is one of the model, by name.
+    reasons: dict[str, str] = {}
+    for served_name in values.given("option.served_model_name", ()):
+        reasons[served_name] = "option.served_model_name"
+
     if loaded_name:
         reasons[loaded_name] = "load_models"
 
-    first, reason = next(iter(reasons.items()), (model_name(name), "the model's last name"))
-    values.choose(NAME, first, reason)
+    if reasons:
+        first, reason = next(iter(reasons.items()))
+        values.choose(NAME, first, reason)
+    else:
+        values.choose(NAME, model_name(name), "the model's last name")
 
     given_aliases = values.given(ALIASES, ())
-    first = values.final(NAME)
-    aliases = tuple(alias for alias in (*given_aliases, *reasons) if alias != first)
+    chosen_name = values.final(NAME)
+    aliases = tuple(alias for alias in (*given_aliases, *reasons) if alias != chosen_name)
     if aliases != given_aliases:
         values.settle(ALIASES, tuple(dict.fromkeys(aliases)), "further names that were given")
 
 
 def name_by_load_models(values: Values, served: Path) -> str:
-    """Return the name that `load_models` gives to the served model, or "". Warns of each model that
-    is not served.
+    """Return the name that `load_models` gives to the served model, or "". Warns of each model of
+    it that is not served.
     """
     models: tuple[NamedModel, ...] = values.given("load_models", ())
     if not models:
@@ -59,8 +65,8 @@ def name_by_load_models(values: Values, served: Path) -> str:
 
 
 def source_name(text: str) -> str:
-    """Return the last part of a source, without the suffix of an archive or a file: what its model
-    is called.
+    """Return what the model of a source is called: the last part of the source, without the suffix
+    of an archive or a file.
     """
     name = text.rstrip("/").rpartition("/")[2]
     if name.endswith(GGUF):
@@ -74,15 +80,16 @@ def source_name(text: str) -> str:
 
 
 def model_name(text: str) -> str:
-    """Return `text` with each character replaced that has a meaning in a URL's path or in a log
-    line.
+    """Return a text as a name: with _ in the place of each character that means something in a
+    URL's path or in a log line.
     """
-    return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip("._-")[:128] or "model"
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip("._-")
+    return name[:128] or "model"
 
 
 def sources_of(resolution: Resolution) -> tuple[str, ...]:
-    """Return what a client of vLLM calls the model: the text that names it, its folder, and the
-    platform's folder.
+    """Return what clients of vLLM call the model: the text that names it, its folder, and the
+    folder in which the platform puts models.
     """
     values = resolution.values
     path = resolution.path
@@ -98,6 +105,6 @@ def sources_of(resolution: Resolution) -> tuple[str, ...]:
         if PLATFORM_FOLDER in (folder, *folder.parents):
             names.append(str(PLATFORM_FOLDER))
 
-    # Without a slash it may be the name of an adapter.
-    names = [name.rstrip("/") for name in names]
-    return tuple(dict.fromkeys(name for name in names if "/" in name))
+    # A name without a slash may be that of an adapter.
+    sources = [name.rstrip("/") for name in names]
+    return tuple(dict.fromkeys(source for source in sources if "/" in source))

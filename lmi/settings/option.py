@@ -1,5 +1,5 @@
-"""What an option is: a field of the settings, with its key, its kind, its help below it, and all
-else known of it.
+"""What an option is: a field of the settings. The field has its key, its kind, and all else that is
+known of it; the text below the field is its help.
 """
 
 import ast
@@ -28,15 +28,15 @@ TEMPLATES = "DISALLOW_CHAT_TEMPLATE"
 
 
 class Choice(NamedTuple):
-    """A value that was chosen for an option, and the reason, which `lmi config` shows."""
+    """A value that was chosen for an option, and why, which `lmi config` shows."""
 
     value: Any
     reason: str
 
 
 class Option(Struct, frozen=True):
-    """One option. As a `ClassVar` of the settings it fills no field itself: others are chosen by
-    it.
+    """One option. If it is a `ClassVar` of the settings, it fills no field itself, but other values
+    are chosen by it.
     """
 
     default: Any
@@ -44,7 +44,7 @@ class Option(Struct, frozen=True):
     part: str
     # The field of Config that it fills, such as "server.port", or "" if it fills none directly.
     field: str
-    # The class and its field.
+    # The class and the field that declare it.
     declared: tuple[type, str]
     # Its key in serving.properties.
     key: str
@@ -61,20 +61,20 @@ class Option(Struct, frozen=True):
     has_flag: bool = True
     # `EngineConfig.options` holds its text for every engine.
     is_for_engine: bool = False
-    # What happens on the engines whose `Handler.uses` does not name it, where only some read it.
+    # If only some engines read it, what happens on those whose `Handler.uses` does not name it.
     otherwise: str = ""
     grants: str = ""
-    """What its author can do beyond the model's answers, as a noun. The file of a stranger cannot
-    give it: see `strangers.py`. An option of the server needs no word for it, since it always
-    reaches beyond a model.
+    """What it lets its author do beyond the model's answers, as a noun. If it lets him do anything,
+    the file of a stranger cannot give it: see `strangers.py`. An option of the server has no such
+    text, since each of them reaches beyond a model.
     """
-    # Whether in secure mode serving.properties, which may come with the model, cannot give it.
+    # Whether serving.properties, which may come with the model, cannot give it in secure mode.
     is_for_operator: bool = False
-    # Whether in secure mode it must lie in a safe folder.
+    # Whether it is a path, which must lie in a safe folder in secure mode.
     is_path: bool = False
     # Whether secure mode allows it.
     is_safe: bool = True
-    # The control of secure mode that refuses every value but the default and harmless ones.
+    # The control of secure mode that refuses it, but for the default and `harmless` values.
     refused_by: str = ""
     harmless: Callable[[Any], bool] = lambda value: False
     choose: "Callable[[Machine], Choice | None]" = lambda machine: None
@@ -82,11 +82,13 @@ class Option(Struct, frozen=True):
 
     @property
     def help(self) -> str:
+        """The text below the field."""
         settings, name = self.declared
         return docstrings(settings.__module__)[settings.__name__, name]
 
     @property
     def flag(self) -> str:
+        """Its first flag on the command line."""
         return _flag(self.key)
 
     @property
@@ -96,11 +98,12 @@ class Option(Struct, frozen=True):
 
 
 def option(default: Default, kind: Kind | None = None, names: str = "", **facts: Any) -> Default:
-    """Return the default of a field, which then is an option. `facts` are further fields of Option.
+    """Make a field of the settings an option, whose default this returns.
 
-    Without `kind` the field's type says what values there are (`kinds.OF_TYPE`). Without `key` it
-    is the field's name without the unit `_s`, after `option.` if it is not of the server. `names`
-    has keys, variables and flags.
+    `kind` says what values it may have; without it the type of the field does (`kinds.OF_TYPE`).
+    `names` has further keys, variables and flags of it. `facts` are further fields of Option.
+    Without `key` among them the key is the field's name, without the unit `_s`, and behind
+    `option.` if it is no option of the server.
     """
     facts["kind"] = kind
     for name in names.split():
@@ -123,10 +126,10 @@ def _field_of_name(name: str) -> str:
     return "env" if name.isupper() else "aliases"
 
 
-# The source is read, since Python keeps no docstring of a field, and once for each module.
+# A module is read once. Python itself keeps no texts of fields.
 @cache
 def docstrings(module: str) -> dict[tuple[str, str], str]:
-    """Return the docstrings of fields by class and field."""
+    """Return the texts below the fields of a module's classes, by class and field."""
     texts: dict[tuple[str, str], str] = {}
     source = inspect.getsource(sys.modules[module])
     for settings in ast.parse(source).body:
@@ -145,5 +148,6 @@ def docstrings(module: str) -> dict[tuple[str, str], str]:
 
 
 def _flag(key: str) -> str:
+    """Return the flag of a key: --model-name of option.model_name, --min-workers of minWorkers."""
     words = re.sub(r"([a-z])([A-Z])", r"\1_\2", key.removeprefix("option.")).lower()
     return "--" + words.replace("_", "-")

@@ -1,5 +1,5 @@
-"""Options and variables that no field is, and those of other servers: what they mean here, or why
-nothing.
+"""Options and variables that are not in the table, and those of other servers: what they mean here,
+or why they mean nothing.
 
 Sources: LMI's serving.properties, and AWS's pages of LMI and of its vLLM, SGLang and llama.cpp
 images.
@@ -33,14 +33,14 @@ from lmi.settings.values import Values
 from lmi.user_code.options import PIP_ARGS
 from lmi.user_code.standards.settings import HANDLERS, MIDDLEWARES, SCRIPT, SCRIPT_FOLDER
 
-# The least ratio of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one
-# for max_num_tokens.
+# The least ratio of difflib at which a key counts as misspelt: rolling_back is a slip for
+# rolling_batch, but max_new_tokens is none for max_num_tokens.
 NEARLY_SAME = 0.86
-# What is so without this option too.
+# An option with the value that it has here anyway.
 USUAL = ("option.adapters", "adapters")
 OF_PROMPT = "a prompt may fill all but one token of the context, which option.max_model_len sets"
-# Keys of the reference that have no effect here, because processes, memory and batches are arranged
-# differently, and the reason where it is not obvious.
+# Keys of the reference without an effect here, because processes, memory and batches are arranged
+# in another way. Where the reason is not obvious, it is told.
 WITHOUT_EFFECT = {
     **dict.fromkeys(
         (
@@ -80,9 +80,8 @@ WITHOUT_EFFECT = {
     **{f"option.{name}": reason for name, reason in NEEDLESS.items()},
 }
 
-# Options that LMI documents for one of its engines, and what to write instead on an engine that
-# does not use one. They are never unknown. An engine that does not list its options gets all of
-# them.
+# Options that LMI documents for one of its engines, with what to write instead on an engine that
+# does not use it. None of them is unknown. An engine that does not list its options gets them all.
 ENGINE_KEYS = {
     **dict.fromkeys(
         (
@@ -139,8 +138,8 @@ ENGINE_KEYS = {
     "option.max_input_len": OF_PROMPT,
 }
 
-# Keys and flags of other servers for features that are missing here. They are never taken for a
-# misspelt option.
+# Keys and flags of other servers for what is missing here, or is done in another way. None of them
+# is taken for a misspelt option.
 ELSEWHERE = {
     **ABSENT,
     "ssl_ca_certs": "this server asks no client for a certificate",
@@ -169,11 +168,11 @@ ELSEWHERE = {
         "registered at /adapters",
     ),
 }
-# Variables that AWS's other images read and this server does not, yet. Who moves here may still set
-# them.
+# Variables that AWS's other images read and this server does not read yet. Users who come from
+# there may still set them.
 PREFIXES = ("CUSTOM_FASTAPI_", "SUPERVISOR_")
-# Names that other servers have for the model and this one does not read. One of them ends a start
-# that would serve the demo, and is no reason to end any other.
+# Names of the model at other servers, which are not read here. One of them ends a start that would
+# serve the demo, but no other start.
 MODEL_ELSEWHERE = frozenset(
     (
         "SM_VLLM_CONFIG",
@@ -191,6 +190,7 @@ MODEL_KEY = re.compile(
     r"(?:option\.)?(?:hf_?)?model(?:_?(?:id|dir|file|location|path|uri|url|name_or_path))?",
     re.IGNORECASE,
 )
+# The variables that give options.
 READ = frozenset(name for option in OPTIONS for name in (*option.platform, *option.env))
 # What a model's own code for AWS's standards reads.
 OF_CODE = frozenset((*HANDLERS, *MIDDLEWARES, SCRIPT, SCRIPT_FOLDER, PIP_ARGS))
@@ -206,16 +206,17 @@ OF_SUPERVISORD = frozenset(
 
 
 def with_meanings(givens: Iterable[Given], has_gpus: bool) -> Iterator[Given]:
-    """Add the options that others imply: an address implies host and port, and load_models may name
-    an engine.
+    """Yield the values that were given, and those of the options that they imply: an address
+    implies host and port, and load_models may name an engine.
 
-    gpu.minWorkers means minWorkers if a GPU is visible, and cpu.minWorkers if none is. The other of
-    the two is dropped.
+    gpu.minWorkers means minWorkers if a GPU is visible, and cpu.minWorkers if none is. The other
+    one is dropped.
     """
     for entry in givens:
         prefix, _, key = entry.key.partition(".")
         if prefix in ("gpu", "cpu"):
-            if (prefix == "gpu") == has_gpus:
+            is_for_gpus = prefix == "gpu"
+            if is_for_gpus == has_gpus:
                 yield replace(entry, key=key, rank=(entry.rank[0], -1))
 
             continue
@@ -246,8 +247,8 @@ def _implied(entry: Given) -> dict[str, str]:
 
 
 def _positive(entry: Given) -> Given | None:
-    """Return option.no_X=true as option.X=false, or None for any other key. djl-serving spells
-    vLLM's flags so.
+    """Return option.no_X=true as option.X=false, as djl-serving spells vLLM's flags, or None for
+    any other key.
     """
     if not entry.key.startswith("option.no_") or find(entry.key) is not None:
         return None
@@ -262,8 +263,8 @@ def _positive(entry: Given) -> Given | None:
 
 
 def settle_forms(resolution: Resolution) -> None:
-    """Leave tool calls and reasoning in the text, with a warning, if their form is not read
-    here.
+    """Warn of a form of tool calls or of thoughts that is not read here, so that they stay in the
+    text.
     """
     values = resolution.values
     for key, forms, instead in (
@@ -275,37 +276,37 @@ def settle_forms(resolution: Resolution) -> None:
             continue
 
         read_here = ", ".join(form for form in forms if form not in ("text", "none"))
-        values.warn(
-            f"{values.how_given(key).said}: this form stays plain text, read here are {read_here}"
-        )
+        assignment = values.how_given(key).assignment
+        values.warn(f"{assignment}: this form stays plain text, read here are {read_here}")
         values.settle(key, instead, "not read here")
 
 
 def choose_engine_options(resolution: Resolution) -> None:
-    """Choose the options for the engine, by name without `option.`. Reports every key that the
-    engine does not use.
+    """Choose the options that the engine gets, by name without `option.`, and report every key that
+    it does not use.
 
-    They are options without a row, those of the table that engines read themselves, and each length
-    of auto that this engine knows.
+    They are the options that are not in the table, those of the table that engines read themselves,
+    and each length of auto, if the engine knows that one.
     """
     values = resolution.values
     engine = resolution.chosen_engine
     keys_of_engine = engine.handler.option_keys()
     options: dict[str, str] = {}
     for key, winner in values.picked.items():
-        row = find(key)
+        option = find(key)
         name = key.removeprefix("option.")
-        if row is None:
+        if option is None:
             _report(winner.given, values, engine, keys_of_engine)
             is_of_engine = keys_of_engine is None or key in keys_of_engine
             if key.startswith("option.") and is_of_engine and key not in WITHOUT_EFFECT:
                 options[name] = winner.value
-        elif row.is_for_engine:
+        elif option.is_for_engine:
             options[name] = winner.given.text
-        elif row.kind is LENGTH_OR_AUTO and winner.value is None and key in (keys_of_engine or ()):
-            options[name] = "auto"
+        elif option.kind is LENGTH_OR_AUTO and winner.value is None:
+            if keys_of_engine is not None and key in keys_of_engine:
+                options[name] = "auto"
 
-    # What was given counts, also where it contradicts the task.
+    # What was given counts, also if it contradicts the task.
     if is_for_embeddings(values):
         options = {**engine.handler.embedding_options, **options}
 
@@ -315,44 +316,55 @@ def choose_engine_options(resolution: Resolution) -> None:
 def warn_of_some_engines(resolution: Resolution) -> None:
     """Warn of each option of the table that has no effect on this engine."""
     values = resolution.values
-    handler = resolution.chosen_engine.handler
+    chosen_engine = resolution.chosen_engine
     for option in OPTIONS:
         key = option.key
         is_given = values.given(key, option.default) != option.default
-        if not option.otherwise or not is_given or key in handler.uses:
+        if not option.otherwise or not is_given or key in chosen_engine.handler.uses:
             continue
 
-        users = [name for name, other in values.start.handlers.items() if key in other.uses]
-        effect = f"has an effect on {' or '.join(users)} alone, {option.otherwise}"
+        handlers = values.start.handlers
+        engines = [name for name, handler in handlers.items() if key in handler.uses]
+        effect = f"has an effect on {' or '.join(engines)} alone, {option.otherwise}"
         values.warn(f"{values.how_given(key).place}: {effect}")
 
 
 def _report(
     entry: Given, values: Values, engine: ChosenEngine, keys_of_engine: frozenset[str] | None
 ) -> None:
-    """Report a key without a row, unless the engine uses it. User code gets every option, so none
-    is unknown.
+    """Report a key that is not in the table, unless the engine uses it. User code gets every
+    option, so it may use any.
     """
     key = entry.key
     is_of_user_code = engine.handler is USER_CODE and key.startswith("option.")
-    if is_of_user_code or (key, entry.text.strip("/")) == USUAL:
+    is_usual = (key, entry.text.strip("/")) == USUAL
+    if is_of_user_code or is_usual:
         return
 
     unused = engine.handler.unused
     if key in WITHOUT_EFFECT:
-        reason = WITHOUT_EFFECT[key]
-        values.note(f"{entry.place}: has no effect here{reason and f': {reason}'}")
-    elif key in (keys_of_engine or ()):
+        values.note(_with_reason(f"{entry.place}: has no effect here", ": ", WITHOUT_EFFECT[key]))
+    elif keys_of_engine is not None and key in keys_of_engine:
         return
     elif key in ENGINE_KEYS or key in unused:
+        # An engine that does not list its options may use it.
         if key in unused or keys_of_engine is not None:
             instead = unused.get(key) or ENGINE_KEYS.get(key, "")
-            values.warn(f"{entry.place}: {engine.name} does not use it{instead and f', {instead}'}")
+            fault = f"{entry.place}: {engine.name} does not use it"
+            values.warn(_with_reason(fault, ", ", instead))
     else:
         _report_unknown(entry, values, keys_of_engine)
 
 
+def _with_reason(line: str, separator: str, reason: str) -> str:
+    """Return a line for the operator, with a reason behind it if there is one."""
+    return f"{line}{separator}{reason}" if reason else line
+
+
 def _report_unknown(entry: Given, values: Values, keys_of_engine: frozenset[str] | None) -> None:
+    """Warn of a key that means nothing here, with a hint at what was meant. It is a fault if
+    `option.strict` is true.
+    """
     meaning = elsewhere(entry.key)
     nearest = closest(entry.key, keys_of_engine or ())
     if entry.key.startswith("option.") and values.final("option.strict"):
@@ -360,52 +372,59 @@ def _report_unknown(entry: Given, values: Values, keys_of_engine: frozenset[str]
         values.fail(f"{entry.place}: unknown option, and option.strict is true{hint}")
         return
 
-    warning = f"{entry.place}: {meaning or f'unknown option{nearest}'}"
+    warning = f"{entry.place}: {meaning}" if meaning else f"{entry.place}: unknown option{nearest}"
     values.warn(warning)
-    # Another key may belong to an engine whose name is a fault.
+    # A key that is like none may belong to an engine whose own name is misspelt.
     if not meaning and closest(entry.key):
         values.unknown.append(warning)
 
 
 def known_keys() -> list[str]:
+    """Return every key that means something here, or to some engine."""
     return sorted({*BY_KEY, *WITHOUT_EFFECT, *ENGINE_KEYS})
 
 
 def elsewhere(key: str) -> str:
-    """Return a hint on a key or flag of other servers, or ""."""
-    return ELSEWHERE.get(key.removeprefix("option.").lstrip("-").replace("-", "_").lower(), "")
+    """Return a hint on a key or a flag of other servers, or ""."""
+    name = key.removeprefix("option.").lstrip("-").replace("-", "_").lower()
+    return ELSEWHERE.get(name, "")
 
 
 def closest(key: str, further: Iterable[str] = ()) -> str:
-    """Return a hint at a known key that is spelt nearly like `key`, or "". `further` are keys that
-    one engine knows.
+    """Return a hint at a known key that is spelt nearly like `key`, or "". The `further` keys are
+    those that one engine knows.
     """
-    keys: dict[str, str] = {}
-    for name in (*known_keys(), *further):
-        keys[name.removeprefix("option.").lower()] = name
+    keys_by_name: dict[str, str] = {}
+    for known_key in (*known_keys(), *further):
+        keys_by_name[known_key.removeprefix("option.").lower()] = known_key
 
-    matches = difflib.get_close_matches(key.removeprefix("option.").lower(), keys, 1, NEARLY_SAME)
-    return f"; the closest known key is {keys[matches[0]]}" if matches else ""
+    name = key.removeprefix("option.").lower()
+    matches = difflib.get_close_matches(name, keys_by_name, 1, NEARLY_SAME)
+    if not matches:
+        return ""
+
+    return f"; the closest known key is {keys_by_name[matches[0]]}"
 
 
 def is_of_other_image(name: str) -> bool:
+    """Return whether a variable is one that only AWS's other images read."""
     is_read = name in OF_CODE or name in OF_SUPERVISORD
     return name.startswith(PREFIXES) and not is_read
 
 
 def report_unread_models(resolution: Resolution) -> None:
-    """Report names of a model that nothing here reads. They end the start where another model would
-    be served.
+    """Report variables and keys that name a model and are not read. They end the start if it would
+    serve the demo.
     """
     values = resolution.values
+    names_model = values.start.folder is not None or MODEL in values
+    if names_model or values.final("multi_model"):
+        return
+
     texts: dict[str, str] = {}
     for name, text in values.start.environ.items():
         if text.strip():
             texts[name] = shorten(text)
-
-    names_model = values.start.folder is not None or MODEL in values
-    if names_model or values.final("multi_model"):
-        return
 
     instead = (
         "write HF_MODEL_ID with OWNER/NAME or a folder in its place; lmi serve demo serves the demo"
@@ -415,12 +434,12 @@ def report_unread_models(resolution: Resolution) -> None:
 
     for key, winner in values.picked.items():
         if find(key) is None and MODEL_KEY.fullmatch(key):
-            values.fail(f"{winner.given.said}: names a model and is not read; {instead}")
+            values.fail(f"{winner.given.assignment}: names a model and is not read; {instead}")
 
 
 def report_unused_variables(resolution: Resolution) -> None:
-    """Say of each variable that other servers read and this one does not what to write, or that it
-    has no effect.
+    """Report each variable of other servers that is not read here, with what to write instead if
+    anything is needed.
     """
     values = resolution.values
     names = {name for name, text in values.start.environ.items() if text.strip()}
@@ -428,7 +447,7 @@ def report_unused_variables(resolution: Resolution) -> None:
         values.warn(f"{name}: has no effect here, {WRITE_INSTEAD[name]}")
 
     for name in sorted(names & UNUSED.keys()):
-        values.note(f"{name}: has no effect here{UNUSED[name] and f', {UNUSED[name]}'}")
+        values.note(_with_reason(f"{name}: has no effect here", ", ", UNUSED[name]))
 
     if PROGRAM in names:
         _report_program(values)
@@ -445,8 +464,8 @@ def report_unused_variables(resolution: Resolution) -> None:
 
 
 def _report_program(values: Values) -> None:
-    """Warn of a program that is there and not run. JumpStart names one for every model, also where
-    no such file comes along.
+    """Warn of a program that is there and is not run. If it is not there, a note will do: JumpStart
+    names one for every model, also without such a file.
     """
     program = values.start.environ[PROGRAM].strip()
     is_there = False
@@ -462,7 +481,7 @@ def _report_program(values: Values) -> None:
 
 
 def note_variables_of_engines(resolution: Resolution) -> None:
-    """Note variables that only the library of an engine reads which does not run."""
+    """Note variables that are read only by the library of an engine that was not chosen."""
     values = resolution.values
     engine = resolution.chosen_engine
     environ = resolution.start.environ
@@ -483,8 +502,8 @@ def note_variables_of_engines(resolution: Resolution) -> None:
 
 
 def report_variables(resolution: Resolution) -> None:
-    """Warn of variables of other images, whose values may be secrets, and note SageMaker's that set
-    no option.
+    """Warn of variables of other images, and note SageMaker's that set no option. Their values are
+    not shown, since they may be secrets.
     """
     values = resolution.values
     environ = resolution.start.environ
@@ -498,7 +517,7 @@ def report_variables(resolution: Resolution) -> None:
         values.warn(f"{counted} of AWS's other images not read yet: {', '.join(of_images)}")
 
     reported = {*READ, *OF_CODE, *of_images, *UNUSED, *WRITE_INSTEAD, PROGRAM, SUBMIT_DIRECTORY}
-    unused = [name for name in environ if name.startswith("SAGEMAKER_")]
-    unused = sorted(name for name in unused if name not in reported)
+    of_sagemaker = {name for name in environ if name.startswith("SAGEMAKER_")}
+    unused = sorted(of_sagemaker - reported)
     if unused:
         values.details.append(f"{', '.join(unused)}: set no option")

@@ -25,18 +25,16 @@ def place(resolution: Resolution) -> None:
     """Replace remote sources by the folders that they were fetched to. Finds the sources that are
     not fetched yet, and the folders that GGUF files were opened to before.
 
-    An id from the environment does not count beside a whole model in the served folder, and a
-    warning says so.
+    If the served folder holds a whole model, a source that only a variable of the environment names
+    does not count, and a warning says so.
     """
     start = resolution.start
     values = resolution.values
     is_whole = start.folder is not None and fault(start.folder) is None
     givens = _without_models_of_images(resolution.givens, values, is_whole)
     givens = with_files(givens, start)
-    first_ranks: dict[str, tuple[int, int]] = {}
-    for entry in givens:
-        first_ranks[entry.key] = min(entry.rank, first_ranks.get(entry.key, entry.rank))
 
+    first_ranks = _first_ranks(givens)
     names_model = MODEL in first_ranks and first_ranks[MODEL][0] < ENVIRONMENT
     placed: list[Given] = []
     fetched = dict(start.fetched)
@@ -53,10 +51,9 @@ def place(resolution: Resolution) -> None:
 
         if is_whole and not names_model and entry.key == MODEL:
             values.warn(
-                f"{entry.said}: the model in {start.folder} is served and this is not fetched; "
-                f"remove {entry.source} "
-                "to serve the folder without this warning, or take the model out of the folder to "
-                "serve the other"
+                f"{entry.assignment}: the model in {start.folder} is served and this is not "
+                f"fetched; remove {entry.source} to serve the folder without this warning, or take "
+                f"the model out of the folder to serve the other"
             )
             continue
 
@@ -73,9 +70,18 @@ def place(resolution: Resolution) -> None:
     resolution.missing = tuple(missing)
 
 
+def _first_ranks(givens: list[Given]) -> dict[str, tuple[int, int]]:
+    """Return the rank that counts of each key."""
+    first_ranks: dict[str, tuple[int, int]] = {}
+    for entry in givens:
+        first_ranks[entry.key] = min(entry.rank, first_ranks.get(entry.key, entry.rank))
+
+    return first_ranks
+
+
 def _needs_process(entry: Given, start: StartInputs) -> bool:
-    """Return whether a process must make the model's folder first: fetch a remote source, or open
-    a GGUF file, also one that lies here.
+    """Return whether a process must make the model's folder first: by fetching a remote source, or
+    by opening a GGUF file.
     """
     if entry.key not in (MODEL, DRAFT) or entry.text == DEMO:
         return False
@@ -84,16 +90,17 @@ def _needs_process(entry: Given, start: StartInputs) -> bool:
         return Path(entry.text).is_file()
 
     path = local_path(entry.text)
-    is_here = any((base / path).is_dir() for base in (start.folder or start.cwd, start.cwd))
+    bases = (start.folder or start.cwd, start.cwd)
+    exists_locally = any((base / path).is_dir() for base in bases)
     try:
-        return remote(path, exists_locally=is_here) is not None
+        return remote(path, exists_locally=exists_locally) is not None
     except ModelUnusable as error:
         raise ModelUnusable(f"{error} ({entry.source})") from None
 
 
 def _opened_before(entry: Given, givens: list[Given], start: StartInputs) -> Path | None:
-    """Return the folder that a GGUF file, also one of the catalogue, was opened to before, so that
-    no process opens it again.
+    """Return the folder that a GGUF file, which may be one of the catalogue, was opened to before.
+    None: it was not, or it is no such file.
     """
     if entry.text not in CATALOGUE and not is_gguf(entry.text):
         return None
@@ -110,10 +117,7 @@ def _opened_before(entry: Given, givens: list[Given], start: StartInputs) -> Pat
 
 def _without_models_of_images(givens: list[Given], values: Values, is_whole: bool) -> list[Given]:
     """Return `givens` without the models that variables of AWS's images name, if the command line
-    names another.
-
-    The command line names one by a folder that holds a whole model, or whose serving.properties has
-    option.model_id.
+    names another one: by a folder that holds a whole model, or whose serving.properties names one.
     """
     start = values.start
     is_in_file = any(entry.key == MODEL and entry.is_from_file for entry in givens)
@@ -123,15 +127,17 @@ def _without_models_of_images(givens: list[Given], values: Values, is_whole: boo
     of_images = [entry for entry in givens if entry.key == MODEL and entry.rank[0] == PLATFORM]
     for entry in of_images:
         values.warn(
-            f"{entry.said}: has no effect beside {start.folder}, which the command line names"
+            f"{entry.assignment}: has no effect beside {start.folder}, which the command line names"
         )
 
     return [entry for entry in givens if entry not in of_images]
 
 
 def check_sources(resolution: Resolution) -> None:
-    """Refuse a GGUF file that the engine does not read. User code loads a hub's id itself, as with
-    the reference, and a GGUF file too, so it waits for neither.
+    """Refuse a GGUF file that the engine does not read.
+
+    User code waits neither for a model of a hub nor for a GGUF file, since it loads them itself, as
+    with the reference.
     """
     missing = resolution.missing
     if not resolution.is_user_code:

@@ -1,8 +1,8 @@
-"""Hands out TCP ports from safe_port_range, which SageMaker sets, to every listener but the
-server's own.
+"""Chooses TCP ports in safe_port_range, which SageMaker sets, for every listener but the server's
+own.
 
-Only the libraries of engines, whose ranks meet at a port, and the gateway listen. Without a range
-each takes any port.
+The other listeners are the libraries of engines, whose ranks meet at a port, and the gateway.
+Without a range each of them takes any port.
 """
 
 from collections.abc import Collection
@@ -20,8 +20,8 @@ LEADER_PORT = "option.master_port"
 
 
 def check_listeners(resolution: Resolution) -> None:
-    """Refuse a gateway in front of a server with TLS, and a management port that another listener
-    has, that the range does not allow, or that the gateway replaces.
+    """Refuse a gateway in front of a server with TLS. Refuse a management port that another
+    listener has, that is out of the range, or that would be beside a gateway of several models.
     """
     values = resolution.values
     with_gateway = values.final("with_gateway")
@@ -49,8 +49,8 @@ def check_listeners(resolution: Resolution) -> None:
 
 
 def choose_ports(resolution: Resolution) -> None:
-    """Choose ports for the variables of each replica. Too few ports, and a given port outside of
-    the range, are faults.
+    """Choose the ports of each replica, for the variables of its engine. Too few ports are a fault,
+    and so is a given port outside of the range.
     """
     values = resolution.values
     port_range = values.final(RANGE)
@@ -71,17 +71,18 @@ def choose_ports(resolution: Resolution) -> None:
             allowed = f"a port of {RANGE}, {_text_of(port_range)}, but not the server's own"
             values.fail(f"{name}={text or None}: allowed is {allowed}")
 
-    num_wanted = len(variables) * resolution.num_engines
-    if len(ports) < num_wanted:
-        values.refuse(RANGE, f"a range with {num_wanted} ports beside the server's own")
+    num_needed = len(variables) * resolution.num_engines
+    if len(ports) < num_needed:
+        values.refuse(RANGE, f"a range with {num_needed} ports beside the server's own")
 
-    resolution.ports = tuple(ports[:num_wanted])
+    resolution.ports = tuple(ports[:num_needed])
 
 
 def choose_gateway_port(resolution: Resolution) -> None:
-    """Choose a gateway's port that the range allows, if there are both.
+    """Choose the gateway's port, in the range if there is one.
 
-    The usual port may be replaced, any other must lie in the range. Raises BadConfiguration.
+    The usual port is replaced by one of the range. Any other port must lie in it. Raises
+    BadConfiguration.
     """
     values = resolution.values
     port = values.final(GATEWAY)
@@ -105,17 +106,17 @@ def choose_gateway_port(resolution: Resolution) -> None:
 
 
 def choose_free_ports(config: Config, used: Collection[int]) -> Config:
-    """Return the settings of a further model with ports not `used`. Raises OutOfMemory if there
-    are too few.
+    """Return the settings of a further model with ports that are not `used` by other models. Raises
+    OutOfMemory if too few are left.
     """
     server = config.server
-    num_wanted = len(config.engine.ports)
+    num_needed = len(config.engine.ports)
     ports = _free_ports(server.safe_port_range, {server.port, server.management_port, *used})
-    if len(ports) < num_wanted:
+    if len(ports) < num_needed:
         shortage = f"{RANGE}={_text_of(server.safe_port_range)}: {len(ports)} ports are left"
-        raise OutOfMemory(f"{shortage}, and the engines of the model need {num_wanted}")
+        raise OutOfMemory(f"{shortage}, and the engines of the model need {num_needed}")
 
-    return replace(config, engine=replace(config.engine, ports=tuple(ports[:num_wanted])))
+    return replace(config, engine=replace(config.engine, ports=tuple(ports[:num_needed])))
 
 
 def _ports_of_server(values: Values) -> set[int | None]:
@@ -123,10 +124,14 @@ def _ports_of_server(values: Values) -> set[int | None]:
 
 
 def _free_ports(port_range: tuple[int, int] | None, used: Collection[int | None]) -> list[int]:
-    """Return the ports of the range, if there is one, that are not `used`."""
-    first, last = port_range or (0, -1)
+    """Return the ports of the range that are not `used`, or none without a range."""
+    if port_range is None:
+        return []
+
+    first, last = port_range
     return [port for port in range(first, last + 1) if port not in used]
 
 
 def _text_of(port_range: tuple[int, int] | None) -> str:
+    """Return a range as it is written, FIRST-LAST."""
     return "-".join(map(str, port_range or ()))

@@ -1,8 +1,9 @@
-"""Reads a serving.properties file, in the syntax of java.util.Properties, into its keys, values and
-lines.
+"""Reads a serving.properties file, in the syntax of java.util.Properties: the value of each key,
+and the line in which it stands.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,8 @@ ESCAPED = {"t": "\t", "n": "\n", "f": "\f", "r": "\r"}
 
 @dataclass(frozen=True, slots=True)
 class PropertiesLine:
+    """What a file has of one key."""
+
     value: str
     # The number of the key's line, counted from 1.
     line: int
@@ -29,19 +32,20 @@ class PropertiesLine:
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """The entries of one file. Messages call the file `name`."""
+    """The entries of one file by key. Messages call the file `name`."""
 
     name: str = "serving.properties"
     entries: dict[str, PropertiesLine] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     def source(self, key: str) -> str:
+        """Return the place of a key: file:line."""
         return f"{self.name}:{self.entries[key].line}"
 
 
 def read(path: Path) -> Properties:
-    """Read a file, which need not be there. Raises BadConfiguration if it cannot be read as
-    properties.
+    """Read a file. One that does not exist has no entries. Raises BadConfiguration if it cannot be
+    read, or is no text.
     """
     try:
         data = read_bounded(path, MAX_BYTES)
@@ -67,20 +71,11 @@ def read(path: Path) -> Properties:
 
 
 def parse(text: str, name: str = "serving.properties") -> Properties:
-    """Parse the text of a file. A key's last value counts, with a warning. Raises BadConfiguration
-    for a bad escape.
+    """Parse the text of a file. If a key stands there twice, the last value counts, with a warning.
+    Raises BadConfiguration for a bad escape.
     """
     properties = Properties(name)
-    lines = enumerate(LINE_END.split(text.removeprefix("\ufeff")), 1)
-    for number, line in lines:
-        line = line.lstrip(BLANKS)
-        if line.startswith(("#", "!")):
-            continue
-
-        while CONTINUED.search(line):
-            _, following = next(lines, (0, ""))
-            line = line[:-1] + following.lstrip(BLANKS)
-
+    for number, line in _logical_lines(text.removeprefix("\ufeff")):
         entry = ENTRY.fullmatch(line) if line else None
         if entry is None:
             continue
@@ -108,6 +103,23 @@ def parse(text: str, name: str = "serving.properties") -> Properties:
     return properties
 
 
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each line with its number, without comments. A line that is continued is joined with
+    the lines behind it, and has the number of its first one.
+    """
+    lines = enumerate(LINE_END.split(text), 1)
+    for number, line in lines:
+        line = line.lstrip(BLANKS)
+        if line.startswith(("#", "!")):
+            continue
+
+        while CONTINUED.search(line):
+            _, following = next(lines, (0, ""))
+            line = line[:-1] + following.lstrip(BLANKS)
+
+        yield number, line
+
+
 def _plain(text: str) -> str:
     """Return a text without escapes. Pairs of surrogates become one character."""
     unescaped = ESCAPE.sub(_unescaped, text)
@@ -115,7 +127,7 @@ def _plain(text: str) -> str:
 
 
 def _unescaped(match: re.Match[str]) -> str:
-    """Return the character of an escape. Raises ValueError with one that is not valid."""
+    """Return the character of an escape. Raises ValueError, with the escape, if it is not valid."""
     escape = match[1]
     if escape[0] != "u":
         return ESCAPED.get(escape, escape)

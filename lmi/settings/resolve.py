@@ -1,5 +1,5 @@
-"""Turns serving.properties, environment and command line into a Config, in steps of which each
-fills in a part of one Resolution.
+"""Turns serving.properties, environment and command line into a Config, in steps. Each step writes
+a part of one Resolution.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ from lmi.user_code.options import FORMATTER_WORDS, UserCodeConfig
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The configuration, the source of each value, and warnings and notes for the operator."""
+    """The configuration, the source of each value, and what the operator should know."""
 
     config: Config
     settings: tuple[Setting, ...] = ()
@@ -56,13 +56,15 @@ class Resolved:
     notes: tuple[str, ...] = ()
     # Lines for a log at DEBUG.
     details: tuple[str, ...] = ()
-    # The request for the remote sources, without which the configuration is not final.
+    # The request for the remote sources that are missing. Without them the configuration is not
+    # final.
     request: FetchRequest | None = None
 
     @classmethod
     def of(cls, resolution: Resolution) -> Self:
-        # The options of the table in its order, then the others that were given.
+        """Return what the steps have written."""
         values = resolution.values
+        # The options of the table in its order, then the others that were given.
         keys = [option.key for option in OPTIONS]
         keys += sorted(values.picked.keys() - set(keys))
         settings = tuple(Setting.of(values, key) for key in keys)
@@ -96,8 +98,8 @@ def resolve_folder(
     """Return the settings that `lmi serve FOLDER_TEXT` runs with. Raises BadConfiguration or
     ModelUnusable.
 
-    `fetched` has the folders of the sources that a former result asked for, `files` the file that a
-    flag came from, by key.
+    `fetched` has the folders of the sources that a former result asked for. `files` has the files
+    that flags came from, by key.
     """
     cwd = cwd or Path.cwd()
     start = StartInputs(
@@ -108,20 +110,21 @@ def resolve_folder(
         flags=flags,
         files=files or {},
     )
-    source = folder_text or named_folder(environ, flags, cwd)
-    if source is not None and _is_source(source, cwd):
-        if flags.get(MODEL, source) != source:
+    text = folder_text or named_folder(environ, flags, cwd)
+    if text is not None and _is_source(text, cwd):
+        if flags.get(MODEL, text) != text:
             raise BadConfiguration(
-                f"{source} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model"
+                f"{text} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model"
             )
 
-        return resolve(replace(start, flags={**flags, MODEL: source}))
+        return resolve(replace(start, flags={**flags, MODEL: text}))
 
-    if source is not None and source.endswith(GGUF) and (cwd / local_path(source)).is_file():
-        path = str((cwd / local_path(source)).absolute())
-        return resolve(replace(start, flags={**flags, MODEL: path}))
+    if text is not None and text.endswith(GGUF):
+        file = cwd / local_path(text)
+        if file.is_file():
+            return resolve(replace(start, flags={**flags, MODEL: str(file.absolute())}))
 
-    folder = find_folder(source, cwd)
+    folder = find_folder(text, cwd)
     if folder is not None:
         start = replace(start, folder=folder, properties=read(folder / "serving.properties"))
 
@@ -129,18 +132,18 @@ def resolve_folder(
     return resolve(replace(start, is_folder_asked=is_folder_asked))
 
 
-def _is_source(source: str, cwd: Path) -> bool:
+def _is_source(text: str, cwd: Path) -> bool:
     """Return whether what is to be served is no folder here but a source, such as OWNER/NAME."""
-    exists = (cwd / source).exists()
-    return remote(source, exists_locally=exists, needs_owner=True) is not None
+    exists = (cwd / text).exists()
+    return remote(text, exists_locally=exists, needs_owner=True) is not None
 
 
 def resolve(start: StartInputs) -> Resolved:
     """Settle every option, by the steps at the end of this file. Raises BadConfiguration with one
-    line for each fault, or else ModelUnusable.
+    line for each fault, or ModelUnusable if there is none.
 
-    The result's `request` names the remote sources that are not in `start.fetched`. Until they
-    are, its settings are what is known without them.
+    The result's `request` names the remote sources that are not in `start.fetched`. While some are
+    missing, the settings are what is known without them.
     """
     resolution = Resolution(start, Values(start))
     run(FIRST_STEPS, resolution)
@@ -150,7 +153,10 @@ def resolve(start: StartInputs) -> Resolved:
 
 def further_steps(values: Values) -> tuple[SettingsStep, ...]:
     """Return the steps after the first ones."""
-    return STEPS_OF_SEVERAL_MODELS if values.final("multi_model") else STEPS_OF_ONE_MODEL
+    if values.final("multi_model"):
+        return STEPS_OF_SEVERAL_MODELS
+
+    return STEPS_OF_ONE_MODEL
 
 
 def _collect_values(resolution: Resolution) -> None:
@@ -164,7 +170,7 @@ def _collect_values(resolution: Resolution) -> None:
 
 
 def _pick_values(resolution: Resolution) -> None:
-    """Pick what counts of the values that were given for an option."""
+    """Pick what counts of the values that were given for each option."""
     resolution.values.pick(resolution.givens)
 
 
@@ -203,6 +209,7 @@ def _freeze_one_model(resolution: Resolution) -> None:
 
 
 def _code(resolution: Resolution) -> UserCodeConfig | None:
+    """Return the settings of user code, with what its functions get."""
     if resolution.code is None:
         return None
 
@@ -210,7 +217,7 @@ def _code(resolution: Resolution) -> UserCodeConfig | None:
 
 
 def _freeze_several_models(resolution: Resolution) -> None:
-    """Put together what is settled of a server that starts without a model."""
+    """Put together, frozen, what was settled of a server that starts without a model."""
     flags = resolution.start.flags
     of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
     resolution.config = Config(
@@ -257,7 +264,7 @@ FIRST_STEPS = (
     SettingsStep(other_names.report_unused_variables),
 )
 
-# They depend on nothing of a model.
+# Steps that depend on nothing of a model.
 SERVER_STEPS = (
     SettingsStep(
         server_choice.fit_body_memory, reads=("max_body_memory",), writes=("max_body_memory",)
@@ -272,7 +279,7 @@ STEPS_OF_ONE_MODEL = (
     SettingsStep(user_code.choose_code, reads=("fetched",), writes=("code",)),
     SettingsStep(engine_choice.choose_engine, reads=("code",), writes=("chosen_engine",)),
     SettingsStep(engine_choice.settle_engine, reads=("chosen_engine",), writes=(KEY,)),
-    # An engine has other names for options: only from here on each has its one key.
+    # Engines have further names for options. From here on each option has one key.
     SettingsStep(engine_choice.read_meanings, reads=("chosen_engine",), writes=(GIVEN,)),
     SettingsStep(
         engine_choice.choose_engine_defaults,
@@ -296,11 +303,11 @@ STEPS_OF_ONE_MODEL = (
     SettingsStep(
         other_names.choose_engine_options, reads=("chosen_engine",), writes=("engine_options",)
     ),
-    # All that is wrong with options shows together. What secure mode refuses, and a fault of the
-    # model's files, each end the start alone.
+    # All faults of options are reported together. What secure mode refuses, and a fault of the
+    # model's files, each end the start by themselves.
     SettingsStep(generation.check_options, reports_faults=True),
     SettingsStep(secure_mode.check, reads=("fetched", "download_dir", "code")),
-    # What a stranger's file may not do is told before anything else of it counts.
+    # What a stranger's file may not do is reported before anything else of it counts.
     SettingsStep(strangers.check, reads=("chosen_engine", "code"), reports_faults=True),
     # The model.
     SettingsStep(
@@ -365,7 +372,7 @@ STEPS_OF_SEVERAL_MODELS = (
     SettingsStep(secure_mode.check_operator),
     SettingsStep(user_code.refuse_handlers_of_several),
     *SERVER_STEPS,
-    # Nothing after it refuses an option, but a gateway without a port.
+    # The only later step that refuses an option is that of the gateway's port.
     SettingsStep(model_choice.warn_of_models, writes=("missing",), reports_faults=True),
     SettingsStep(ports.choose_gateway_port, reads=("ports",), writes=("gateway_port",)),
     SettingsStep(_freeze_several_models, reads=("server.*", "gateway_port"), writes=("config",)),

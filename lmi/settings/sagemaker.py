@@ -1,13 +1,13 @@
-"""What SageMaker bounds: how long a request may wait, how long a server may end, and where keys
-pass.
+"""What SageMaker bounds: how long a request may wait, and how long a server may take to end. And
+what it does not pass on: keys.
 """
 
 from lmi.settings.steps import Resolution
 from lmi.settings.values import Values
 
-# It waits so long for the answer of a real-time endpoint.
+# The time that it waits for the answer of a real-time endpoint.
 ANSWER_S = 60.0
-# It kills a container so long after SIGTERM.
+# The time after SIGTERM at which it kills a container.
 KILL_S = 30.0
 # The time from the end of `drain_timeout` to the end of the last process.
 END_S = 2.5
@@ -25,7 +25,9 @@ def warn_of_keys(resolution: Resolution) -> None:
 
 
 def bound_queue_wait(resolution: Resolution) -> None:
-    """Let no request wait longer than the platform does, where it waits for an answer."""
+    """Let no request wait longer than the platform waits for its answer. Batch transforms and
+    buffered streams have more time.
+    """
     values = resolution.values
     if not _is_here(values):
         return
@@ -36,12 +38,12 @@ def bound_queue_wait(resolution: Resolution) -> None:
         return
 
     waits = f"SageMaker waits {ANSWER_S:g} s for an answer, so they count"
-    values.warn(f"{values.how_given(key).said}: {waits}")
+    values.warn(f"{values.how_given(key).assignment}: {waits}")
     values.settle(key, ANSWER_S, "SageMaker")
 
 
 def warn_of_drain(resolution: Resolution) -> None:
-    """Warn of a drain that the platform cuts."""
+    """Warn of a drain that takes longer than the platform allows."""
     values = resolution.values
     delay_s = values.final("drain_delay")
     timeout_s = values.final("drain_timeout")
@@ -56,4 +58,5 @@ def warn_of_drain(resolution: Resolution) -> None:
 
 
 def _is_here(values: Values) -> bool:
+    """Return whether the server runs on SageMaker, as its variables show."""
     return any(name.startswith("SAGEMAKER_") for name in values.start.environ)

@@ -1,8 +1,8 @@
-"""Secure mode: what a model brings along is trusted no more than a request.
+"""Secure mode: what comes with a model is trusted no more than a request.
 
-The operator names controls, each of which refuses some files and some options. What is not known to
-be safe is refused by secure mode itself. Names and meanings are those of djl-serving, but an
-unknown control is refused here.
+The operator names controls, of which each refuses some files and some options. Options that are not
+known to be safe, and paths out of safe folders, are refused in any case. Names and meanings are
+those of djl-serving, but an unknown control is refused here.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from lmi.errors import SecurityRefused
 from lmi.settings.config import ServerConfig
-from lmi.settings.given import FILE, Given
+from lmi.settings.given import Given
 from lmi.settings.kinds import local_path
 from lmi.settings.model_choice import user_code_folders
 from lmi.settings.option import PICKLES, REMOTE_CODE, SCRIPTS, TEMPLATES
@@ -29,7 +29,7 @@ CONTROLS_KEY = "security_controls"
 CHANNELS = "untrusted_channels"
 PLATFORM_FOLDER = Path("/opt/ml")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-# Options that no field is and that are safe.
+# Safe options that are not in the table.
 SAFE_OPTIONS = frozenset(
     (
         "option.gpu_memory_utilization",
@@ -68,6 +68,7 @@ SAFE_LOAD_FORMATS = ("auto", "safetensors")
 
 
 def _has_template(file: Path) -> bool:
+    """Return whether a file has a chat template, or may have one."""
     if file.name != "tokenizer_config.json":
         return file.name in ("chat_template.jinja", "chat_template.json")
 
@@ -81,8 +82,8 @@ def _has_template(file: Path) -> bool:
 
 
 CONTROLS = ("DISALLOW_REQUIREMENTS_TXT", SCRIPTS, PICKLES, REMOTE_CODE, TEMPLATES)
-# What each refuses: options whose `refused_by` names it, a file in the model's folder itself, and
-# files at any depth of a folder that is not trusted.
+# A control refuses the options whose `refused_by` names it. Some refuse a file in the model's
+# folder itself, others the files of a kind at any depth of a folder that is not trusted.
 BESIDE = {"DISALLOW_REQUIREMENTS_TXT": REQUIREMENTS, SCRIPTS: "model.py"}
 WITHIN: dict[str, Callable[[Path], bool]] = {
     PICKLES: lambda file: file.suffix.lower() in PICKLE_SUFFIXES,
@@ -93,78 +94,86 @@ WITHIN: dict[str, Callable[[Path], bool]] = {
 def check(resolution: Resolution) -> None:
     """Raise SecurityRefused with one line for each option, path and file of a server that secure
     mode refuses.
-
-    If no channel is named, the folders that may hold scripts of the model are the channels.
     """
     values = resolution.values
     if not values.final(SWITCH):
         return
 
-    names, channels = _controls_and_channels(values)
-    folders = user_code_folders(values)
-    folder = resolution.start.folder
+    controls, channels = _controls_and_channels(values)
+    served_folder = resolution.start.folder
     cwd = resolution.start.cwd
-    fetched = (*resolution.fetched.values(), *resolution.start.untrusted)
-    roots = [PLATFORM_FOLDER, Path(values.final("download_dir"))]
-    if folder:
-        roots.append(folder)
+    code_folders = user_code_folders(values)
+    folders_of_strangers = (*resolution.fetched.values(), *resolution.start.untrusted)
 
-    roots += fetched
-    refused = list(_refused_options(values, names))
-    for path, option in paths_outside(values, [*folders, folder or cwd, cwd], roots):
-        refused.append(f"{option.place}: {_leaves(path)}")
+    refusals = list(_refused_options(values, controls))
+    bases = [*code_folders, served_folder or cwd, cwd]
+    roots = [PLATFORM_FOLDER, Path(values.final("download_dir")), *folders_of_strangers]
+    if served_folder is not None:
+        roots.append(served_folder)
 
-    for place in dict.fromkeys(path.resolve() for path in folders):
-        refused += _refused_beside(place, names)
+    for path, option in paths_outside(values, bases, roots):
+        refusals.append(f"{option.place}: {_leaves(path)}")
+
+    for folder in dict.fromkeys(path.resolve() for path in code_folders):
+        refusals += _refused_beside(folder, controls)
 
     code = resolution.code
-    if code is not None and code.standards_folder and SCRIPTS in names:
-        refused.append(f"{code.path}: refused by {SCRIPTS}")
+    if code is not None and code.standards_folder and SCRIPTS in controls:
+        refusals.append(f"{code.path}: refused by {SCRIPTS}")
 
-    # The current folder is the model's only if it is served.
-    channels = channels or [path for path in folders if path == folder or path != cwd]
-    for untrusted in dict.fromkeys((*channels, *fetched)):
-        refused += _refused_within(untrusted, names)
+    if not channels:
+        # Then the folders that may hold code of the model are searched. The current one belongs to
+        # the model only if it is served.
+        channels = [path for path in code_folders if path == served_folder or path != cwd]
 
-    _raise(list(dict.fromkeys(refused)))
+    for folder in dict.fromkeys((*channels, *folders_of_strangers)):
+        refusals += _refused_within(folder, controls)
+
+    _raise(list(dict.fromkeys(refusals)))
 
 
 def check_operator(resolution: Resolution) -> None:
-    """Raise SecurityRefused if a control or a channel of secure mode is unknown or missing."""
+    """Raise SecurityRefused if the operator's settings of secure mode are at fault."""
     if resolution.values.final(SWITCH):
         _controls_and_channels(resolution.values)
 
 
 def _controls_and_channels(values: Values) -> tuple[tuple[str, ...], list[Path]]:
-    """Return controls and channels. Raises SecurityRefused if one is unknown or missing."""
-    refused: list[str] = []
+    """Return the controls, and the channels: the folders that are searched.
+
+    Raises SecurityRefused if one is unknown or missing, or if serving.properties gives an option
+    that is for the operator alone.
+    """
+    refusals: list[str] = []
     for option in OPTIONS:
         if option.is_for_operator and option.key in values:
             entry = values.how_given(option.key)
-            if entry.rank[0] == FILE:
-                refused.append(
+            if entry.is_from_file:
+                refusals.append(
                     f"{entry.place}: in secure mode only the environment or the command line may "
                     "give it"
                 )
 
-    _raise(refused)
-    names: tuple[str, ...] = values.final(CONTROLS_KEY)
-    controls = ", ".join(CONTROLS)
-    if not names:
-        switch = values.how_given(SWITCH).said
-        _raise([f"{switch}: SAGEMAKER_SECURITY_CONTROLS is missing; controls are {controls}"])
+    _raise(refusals)
+    controls: tuple[str, ...] = values.final(CONTROLS_KEY)
+    known_controls = ", ".join(CONTROLS)
+    if not controls:
+        switch = values.how_given(SWITCH).assignment
+        _raise([f"{switch}: SAGEMAKER_SECURITY_CONTROLS is missing; controls are {known_controls}"])
 
     place = values.how_given(CONTROLS_KEY).place
-    unknown = [name for name in names if name not in CONTROLS]
-    _raise([f"{place}: unknown control {name}; controls are {controls}" for name in unknown])
+    for control in controls:
+        if control not in CONTROLS:
+            refusals.append(f"{place}: unknown control {control}; controls are {known_controls}")
 
+    _raise(refusals)
     channels = [Path(text) for text in values.final(CHANNELS)]
     for channel in channels:
         if not channel.is_dir():
-            refused.append(f"{values.how_given(CHANNELS).place}: {channel} is not a folder")
+            refusals.append(f"{values.how_given(CHANNELS).place}: {channel} is not a folder")
 
-    _raise(refused)
-    return names, channels
+    _raise(refusals)
+    return controls, channels
 
 
 def check_adapter(
@@ -173,32 +182,38 @@ def check_adapter(
     """Raise SecurityRefused if secure mode refuses the adapter in `folder` for the model in the
     folder `model`.
 
-    A fetched one lies where the fetch process put it, so only its files are checked.
+    A fetched one lies where the fetch process has put it, so only its files are checked.
     """
     if not server.secure_mode:
         return
 
-    names = server.security_controls
-    roots = [PLATFORM_FOLDER, model, *map(Path, filter(None, [server.download_dir]))]
+    controls = server.security_controls
+    roots = [PLATFORM_FOLDER, model]
+    if server.download_dir:
+        roots.append(Path(server.download_dir))
+
     if not is_fetched and not _is_below(folder, roots):
         _raise([f"{folder}: {_leaves(folder)}"])
 
-    _raise([*_refused_beside(folder, names), *_refused_within(folder, names)])
+    _raise([*_refused_beside(folder, controls), *_refused_within(folder, controls)])
 
 
-def _refused_options(values: Values, names: Collection[str]) -> Iterator[str]:
+def _refused_options(values: Values, controls: Collection[str]) -> Iterator[str]:
+    """Yield a line for each option that is not safe, or that a control refuses."""
     for key, winner in values.picked.items():
         if not _is_safe(key, winner.value):
             yield f"{winner.given.place}: secure mode does not allow this option"
 
-    for name in names:
+    for control in controls:
         for option in sorted(OPTIONS, key=lambda option: option.key):
             value = values.given(option.key, option.default)
-            if option.refused_by == name and value != option.default and not option.harmless(value):
-                yield f"{values.how_given(option.key).said}: refused by {name}"
+            is_harmless = value == option.default or option.harmless(value)
+            if option.refused_by == control and not is_harmless:
+                yield f"{values.how_given(option.key).assignment}: refused by {control}"
 
 
 def _is_safe(key: str, value: Any) -> bool:
+    """Return whether secure mode allows an option, whatever the controls are."""
     if key == LOAD_FORMAT:
         return value in SAFE_LOAD_FORMATS
 
@@ -212,10 +227,8 @@ def _is_safe(key: str, value: Any) -> bool:
 def paths_outside(
     values: Values, bases: list[Path], roots: list[Path]
 ) -> Iterator[tuple[Path, Given]]:
-    """Yield each path outside of `roots` that an option names, with what names it. `bases` are what
-    it is relative to.
-
-    A text that is no path here, such as the name of a model of a hub, is left out.
+    """Yield each path outside of `roots` that an option names, with the value that names it. It may
+    be relative to any of `bases`. A text that is no path here, such as a hub's model, is left out.
     """
     keys = [option.key for option in OPTIONS if option.is_path]
     for key in (*keys, DRAFT):
@@ -249,41 +262,48 @@ def _is_below(path: Path, roots: list[Path]) -> bool:
 
 
 def _leaves(path: Path) -> str:
+    """Return the fault of a path out of the safe folders."""
     return f"{path.resolve()} is outside of the model's folder, {PLATFORM_FOLDER} and download_dir"
 
 
-def _refused_beside(folder: Path, names: Collection[str]) -> list[str]:
-    refused: list[str] = []
-    for name in names:
-        file = folder / BESIDE[name] if name in BESIDE else None
-        if file is not None and os.path.lexists(file):
-            refused.append(f"{file}: refused by {name}")
+def _refused_beside(folder: Path, controls: Collection[str]) -> list[str]:
+    """Return a line for each file of a folder itself that the controls refuse."""
+    refusals: list[str] = []
+    for control in controls:
+        if control not in BESIDE:
+            continue
 
-    return refused
+        file = folder / BESIDE[control]
+        if os.path.lexists(file):
+            refusals.append(f"{file}: refused by {control}")
+
+    return refusals
 
 
-def _refused_within(folder: Path, names: Collection[str]) -> Iterator[str]:
-    for name in names:
-        if name not in WITHIN:
+def _refused_within(folder: Path, controls: Collection[str]) -> Iterator[str]:
+    """Yield a line for each file of a folder, at any depth, that the controls refuse."""
+    for control in controls:
+        if control not in WITHIN:
             continue
 
         for file in _files(folder):
-            if WITHIN[name](file):
-                yield f"{file}: refused by {name}"
+            if WITHIN[control](file):
+                yield f"{file}: refused by {control}"
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield every file below a folder, through links too. Raises SecurityRefused for a folder that
+    """Yield every file below a folder, also through links. Raises SecurityRefused for a folder that
     cannot be read.
     """
-    real_folders = set()
+    visited = set()
     for parent, folders, files in os.walk(folder, onerror=_unreadable, followlinks=True):
         real_folder = os.path.realpath(parent)
-        if real_folder in real_folders:
+        # A link may lead back.
+        if real_folder in visited:
             folders.clear()
             continue
 
-        real_folders.add(real_folder)
+        visited.add(real_folder)
         yield from (Path(parent, file) for file in sorted(files))
 
 
@@ -291,6 +311,7 @@ def _unreadable(error: OSError) -> NoReturn:
     raise SecurityRefused(f"{error.filename}: cannot be searched in secure mode: {error.strerror}")
 
 
-def _raise(refused: list[str]) -> None:
-    if refused:
-        raise SecurityRefused("\n".join(refused))
+def _raise(refusals: list[str]) -> None:
+    """Raise SecurityRefused with these lines, if there are any."""
+    if refusals:
+        raise SecurityRefused("\n".join(refusals))

@@ -24,7 +24,7 @@ def find_folder(
     """Return the folder to serve: the one that `text` names, SageMaker's, or the current one. None
     means the demo.
 
-    If the folder holds only one other folder, that one is served, because archives are often packed
+    If the folder holds nothing but another folder, that one is served, as many archives are packed
     so. Raises ModelUnusable if the folder that `text` names does not exist.
     """
     if text is not None:
@@ -49,6 +49,9 @@ def find_folder(
 
 
 def _no_folder(text: str, folder: Path, cwd: Path) -> ModelUnusable:
+    """Return the error for a text that names no folder, with a hint at one that is spelt nearly
+    like it.
+    """
     names = [DEMO, *CATALOGUE, *(entry.name for entry in cwd.iterdir() if entry.is_dir())]
     near = difflib.get_close_matches(text, names, 1, 0.8)
     meant = f"; did you mean {near[0]}?" if near else ""
@@ -61,15 +64,16 @@ def _no_folder(text: str, folder: Path, cwd: Path) -> ModelUnusable:
 
 
 def named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
-    """Return the folder that `load_models` names, None if it is not there and option.model_id is
-    given too.
+    """Return the folder that `load_models` names. None: it names none, or one that is not there
+    while option.model_id is given too.
     """
     entries = sorted(collect(Properties(), environ, flags), key=lambda entry: entry.rank)
     texts = [entry.text for entry in entries if entry.key == "load_models"]
     models: tuple[NamedModel, ...] = ()
-    # The row of load_models reports a bad text.
-    with suppress(ValueError):
-        models = MODELS.parse(texts[0]) if texts else ()
+    if texts:
+        # A bad text is reported later, as that of any option.
+        with suppress(ValueError):
+            models = MODELS.parse(texts[0])
 
     if not models:
         return None

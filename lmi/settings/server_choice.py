@@ -1,7 +1,7 @@
-"""Chooses what the server itself has that depends on more than the machine, the room for bodies
-and the folder for downloads, and checks what its options need.
+"""Chooses values of the server itself: the room for bodies and the folder for downloads. And checks
+what its options need.
 
-What depends on the machine alone is the `choose` of its field in `config.py`.
+Values that depend on the machine alone are chosen by the `choose` of their field in `config.py`.
 """
 
 from importlib.util import find_spec
@@ -10,15 +10,15 @@ from lmi.settings.steps import Resolution
 from lmi.settings.table import OPTIONS
 from lmi.sources.fetches import default_download_dir
 
-# What an option of the server needs of an extra. Engines look for their own in `check` of their
-# `Handler`.
+# The modules of an extra that an option of the server needs. Engines look for those of their
+# options in `check` of their `Handler`.
 LIBRARIES = {
     "option.otlp_traces_endpoint": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 }
 
 
 def choose_by_machine(resolution: Resolution) -> None:
-    """Choose each option that was not given and that its field chooses by the machine."""
+    """Choose each option that was not given, by the `choose` of its field."""
     for option in OPTIONS:
         choice = option.choose(resolution.start.machine)
         if choice is not None:
@@ -26,7 +26,7 @@ def choose_by_machine(resolution: Resolution) -> None:
 
 
 def check_takeover(resolution: Resolution) -> None:
-    """Refuse a takeover of what the new server would not have, or not get."""
+    """Refuse a takeover where the new server would lack something that the old one has."""
     values = resolution.values
     if not values.final("takeover"):
         return
@@ -45,8 +45,8 @@ def check_takeover(resolution: Resolution) -> None:
 
 
 def check_libraries(resolution: Resolution) -> None:
-    """Refuse an option of the server that needs an extra which is not installed: a front end would
-    end much later.
+    """Refuse an option of the server that needs an extra which is not installed. Else a front end
+    would fail, much later.
     """
     values = resolution.values
     for key, modules in LIBRARIES.items():
@@ -54,7 +54,7 @@ def check_libraries(resolution: Resolution) -> None:
             continue
 
         library = modules[0].partition(".")[0]
-        values.fail(f"{values.how_given(key).said}: the library {library} is not installed")
+        values.fail(f"{values.how_given(key).assignment}: the library {library} is not installed")
 
 
 def _is_there(module: str) -> bool:
@@ -66,7 +66,7 @@ def _is_there(module: str) -> bool:
 
 
 def fit_body_memory(resolution: Resolution) -> None:
-    """Let the room for bodies be enough for one body of the allowed size."""
+    """Make the room for bodies large enough for one body of the largest allowed size."""
     values = resolution.values
     key = "max_body_memory"
     largest = values.final("max_request_size")
@@ -74,15 +74,14 @@ def fit_body_memory(resolution: Resolution) -> None:
         return
 
     if key in values:
-        values.warn(
-            f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes count"
-        )
+        assignment = values.how_given(key).assignment
+        values.warn(f"{assignment}: less than max_request_size, so {largest} bytes count")
 
     values.settle(key, largest, "max_request_size")
 
 
 def choose_download_dir(resolution: Resolution) -> None:
-    """Choose the folder for downloads, which becomes an absolute path."""
+    """Choose the folder for downloads, or make the given one an absolute path."""
     values = resolution.values
     start = resolution.start
     key = "download_dir"

@@ -11,7 +11,7 @@ from lmi.settings.given import PLATFORM, Given
 from lmi.settings.steps import Resolution
 
 PREFIX = "SM_SGLANG_"
-# Behind the names of a model, of all images, and behind vLLM's.
+# Among the variables of AWS's images these come behind those that name a model, and behind vLLM's.
 FIRST_ORDER = 30
 TENSOR = "option.tensor_parallel_degree"
 PIPELINE = "option.pipeline_parallel_degree"
@@ -37,7 +37,7 @@ REASONING_NAMES = {
     "minimax-append-think": "minimax_m2",
     "qwen3-thinking": "qwen3",
 }
-# Where two rows have one option, the first that is set counts.
+# If two rows have one option, the first that is set counts.
 ROWS = (
     Flag("context_length", "option.max_model_len"),
     Flag("max_running_requests", "option.max_rolling_batch_size"),
@@ -136,13 +136,13 @@ ORDERS = {flag.name: order for order, flag in enumerate(ROWS, FIRST_ORDER)}
 def givens(environ: Mapping[str, str]) -> Iterator[Given]:
     """Yield the values that the image's variables give to options."""
     for variable in flag_variables(environ, PREFIX):
-        row = FLAGS.get(variable.flag)
-        if row is None or not row.key or variable.is_left_out:
+        flag = FLAGS.get(variable.flag)
+        if flag is None or not flag.key or variable.is_left_out:
             continue
 
-        text = row.text(variable.text)
-        if text and not _names_a_template(variable.flag, text):
-            yield Given.of(row.key, text, variable.name, PLATFORM, ORDERS[row.name])
+        text = flag.text(variable.text)
+        if text and not _names_a_template(flag.name, text):
+            yield Given.of(flag.key, text, variable.name, PLATFORM, ORDERS[flag.name])
 
 
 def _names_a_template(flag: str, text: str) -> bool:
@@ -151,8 +151,8 @@ def _names_a_template(flag: str, text: str) -> bool:
 
 
 def report(resolution: Resolution) -> None:
-    """Say of each variable that gives no option what to write instead, or that nothing here means
-    it.
+    """Report each variable that gives no option: with what to write instead, or as one that means
+    nothing here.
     """
     values = resolution.values
     variables = flag_variables(resolution.start.environ, PREFIX)

@@ -19,6 +19,7 @@ class Setting:
 
     @classmethod
     def of(cls, values: Values, key: str) -> Self:
+        """Return the line of an option."""
         value = text_in_file(key, values.final(key))
         winner = values.picked.get(key)
         reason = values.chosen[key].reason if key in values.chosen else ""
@@ -28,7 +29,10 @@ class Setting:
         if winner.given.shown == "***":
             value = "***"
 
-        source = ", ".join(filter(None, (winner.given.source, reason)))
+        source = winner.given.source
+        if reason:
+            source = f"{source}, {reason}"
+
         shadowed = tuple(f"{rival.shown} ({rival.source})" for rival in winner.shadowed)
         return cls(key, value, source, shadowed)
 

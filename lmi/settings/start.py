@@ -1,4 +1,4 @@
-"""What a start finds: the texts that were given for options, and what the choices depend on."""
+"""What a start finds: the texts that were given for options, and what else choices depend on."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ Fetched = Mapping[str, Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartInputs:
-    """The surroundings in which settings are resolved, which no step changes."""
+    """What settings are resolved from. No step changes it."""
 
     # The folder that is served. None means that none was named: the demo is served.
     folder: Path | None = None
@@ -25,9 +25,9 @@ class StartInputs:
     machine: Machine
     # The engines that are announced, by name.
     handlers: Mapping[str, Handler] = field(default_factory=announced)
-    # Those that a former result asked for.
+    # The sources that a former result asked for.
     fetched: Fetched = field(default_factory=dict)
-    # Folders of strangers, which secure mode searches as it does those that were fetched.
+    # Folders of strangers. Secure mode searches them as it does those that were fetched.
     untrusted: Collection[Path] = ()
 
     properties: Properties = field(default_factory=Properties)
@@ -36,5 +36,5 @@ class StartInputs:
     flags: Mapping[str, str] = field(default_factory=dict)
     # The file that a flag came from, by key.
     files: Mapping[str, str] = field(default_factory=dict)
-    # A given value for which this is false is left out.
+    # A value that was given is left out if this returns False for it.
     counts: Callable[[Given], bool] = lambda value: True

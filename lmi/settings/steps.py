@@ -1,9 +1,11 @@
-"""What the steps of resolving settings fill in, and how they run.
+"""How settings are resolved: in steps, which write into one Resolution.
 
-`resolve.py` has the steps in their order. Each is a function in the file of its subject that takes
-a `Resolution`, reads what earlier steps wrote there, and writes what it chooses. What was given is
-known before them all. So a step declares of the options only those that a step chooses: a test
-holds these declarations against what the steps do, and their order against the declarations.
+`resolve.py` has the steps in their order. Each is a function in the file of its subject. It takes a
+`Resolution`, reads what earlier steps have written there, and writes what it chooses.
+
+A step declares what it reads and writes. Options that no step chooses are not among that, since
+what was given is known before all steps. A test compares the declarations with what the steps do,
+and their order with the declarations.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,12 +24,12 @@ from lmi.user_code.options import RequirementsConfig, UserCodeConfig
 class Resolution:
     """The settings of one start while they are resolved.
 
-    A field without a default has no value until its step wrote it: to read it earlier is an
+    A field without a default has no value until its step has written it. To read it before is an
     AttributeError.
     """
 
     start: StartInputs
-    # The values of the options, and the lines for the operator.
+    # The values of the options, and what the operator should know.
     values: Values
 
     # Every value that was given, with the meanings of other names, in no order.
@@ -64,7 +66,7 @@ class Resolution:
     adapters: dict[str, str] = field(init=False)
     gateway_port: int | None = field(init=False)
 
-    # All of it, frozen.
+    # All of these settings, frozen.
     config: Config = field(init=False)
 
     @property
@@ -82,14 +84,14 @@ class Resolution:
 class SettingsStep:
     """One step. `reads` and `writes` name fields of `Resolution` and keys of options.
 
-    `GIVEN` stands for the given values themselves, "server.*" for every option of the server, and
-    likewise with "model.*" and "engine.*".
+    `GIVEN` stands for the given values themselves, and "server.*" for every option of the server,
+    as do "model.*" and "engine.*" for theirs.
     """
 
     run: Callable[[Resolution], None]
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
-    # Whether all faults so far end the start after it.
+    # Whether the start ends after it if there was any fault so far.
     reports_faults: bool = False
 
 

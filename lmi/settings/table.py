@@ -13,11 +13,11 @@ DRAFT = "option.speculative_draft_model"
 
 
 def _options(part: str, settings: type) -> Iterator[Option]:
-    """Yield the options of a class of settings, then those of its bases, each in the order of its
+    """Yield the options of a class of settings and then those of its bases, in the order of their
     fields.
     """
     declared: dict[str, Field[Any]] = vars(settings)["__dataclass_fields__"]
-    # Those of a ClassVar fill no field.
+    # A ClassVar is no field that is filled.
     filled = {field.name for field in fields(settings)}
     prefix = "" if part == "server" else "option."
     for base in settings.__mro__:
@@ -37,9 +37,13 @@ def _options(part: str, settings: type) -> Iterator[Option]:
 def _kind_of_type(annotation: str) -> Kind:
     """Return the kind of values that a field's type allows, by the text of its annotation."""
     type_name = annotation.removeprefix("ClassVar[").removesuffix("]")
-    return OF_TYPE.get(type_name) or OF_TYPE[type_name.removesuffix(" | None")]
+    if type_name in OF_TYPE:
+        return OF_TYPE[type_name]
+
+    return OF_TYPE[type_name.removesuffix(" | None")]
 
 
+# The table: every field that is an option.
 OPTIONS = (
     *_options("server", ServerConfig),
     *_options("model", ModelConfig),
@@ -49,8 +53,8 @@ BY_KEY = {key: option for option in OPTIONS for key in (option.key, *option.alia
 
 
 def find(key: str) -> Option | None:
-    """Return the option of a key or alias of serving.properties, or None if no field is that
-    option.
+    """Return the option of a key or alias of serving.properties, or None if it is not in the
+    table.
     """
     return BY_KEY.get(key)
 

@@ -13,33 +13,34 @@ from lmi.settings.table import OPTIONS, find
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """The value that counts for one key, and the given values that do not count."""
+    """The value that counts for one key, and how it was given."""
 
     value: Any
     given: Given
+    # What was given for the same key and does not count.
     shadowed: tuple[Given, ...] = ()
 
 
 @dataclass(slots=True)
 class Values:
-    """What was given and chosen for each option, and what the operator should be told.
+    """What was given and chosen for each option, and what the operator should know about it.
 
-    The key is that of the row in the table of options, or as written if the option has no row.
+    The key of an option is that of its row in the table, or as it was written if it has no row.
     """
 
     start: StartInputs
 
     picked: dict[str, Picked] = field(default_factory=dict)
-    # What was chosen in place of a given value, or of none.
+    # What was chosen where nothing was given, or in place of that.
     chosen: dict[str, Choice] = field(default_factory=dict)
 
     # Each of these lines stops the start.
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    # The warnings about unknown keys, which `warnings` holds too.
+    # Those of the warnings that are about unknown keys.
     unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    # Lines for a reader who looks for the cause of something.
+    # Lines for who looks for the cause of something.
     details: list[str] = field(default_factory=list)
     # The fault of the model, which is reported after every fault of an option.
     unusable: ModelUnusable | None = None
@@ -56,32 +57,36 @@ class Values:
             self._pick(key, candidates)
 
     def _pick(self, key: str, candidates: list[Given]) -> None:
-        """Pick the first of the candidates, which are sorted by rank, if its rivals agree."""
-        first = candidates[0]
-        rivals = [candidate for candidate in candidates if candidate.rank == first.rank]
+        """Pick the first of the candidates, which are sorted by rank. All of its rank must have the
+        same value.
+        """
+        winner = candidates[0]
+        equals = [candidate for candidate in candidates if candidate.rank == winner.rank]
         values = []
-        for rival in rivals:
+        for candidate in equals:
             try:
-                values.append(rival.value())
+                values.append(candidate.value())
             except ValueError as error:
                 self.faults.append(str(error))
 
-        if len(values) < len(rivals):
+        if len(values) < len(equals):
             return
 
         if all(value == values[0] for value in values):
-            self.picked[key] = Picked(values[0], first, tuple(candidates[1:]))
+            self.picked[key] = Picked(values[0], winner, tuple(candidates[1:]))
         else:
-            texts = ", ".join(rival.said for rival in rivals)
+            texts = ", ".join(candidate.assignment for candidate in equals)
             self.faults.append(f"{texts}: these mean the same option, allowed is one value")
 
     def read_as(self, key: str, target: str) -> None:
-        """Read what was given for `key` as given for `target`, beside what was given for that."""
+        """Read what was given for `key` as if it were given for `target`, beside what was given
+        for that.
+        """
         candidates: list[Given] = []
-        for rival in (key, target):
-            winner = self.picked.pop(rival, None)
-            if winner is not None:
-                candidates += [winner.given, *winner.shadowed]
+        for picked_key in (key, target):
+            picked = self.picked.pop(picked_key, None)
+            if picked is not None:
+                candidates += [picked.given, *picked.shadowed]
 
         self.pick([replace(candidate, key=target) for candidate in candidates])
 
@@ -98,8 +103,8 @@ class Values:
         return self.picked[key].value if key in self.picked else otherwise
 
     def how_given(self, key: str) -> Given:
-        """Return the text that counts, and its source. Raises KeyError if the option
-        was not given.
+        """Return how the value was given that counts. Raises KeyError if the option was not
+        given.
         """
         return self.picked[key].given
 
@@ -109,7 +114,8 @@ class Values:
             return self.chosen[key].value
 
         option = find(key)
-        return self.given(key, option and option.default)
+        default = None if option is None else option.default
+        return self.given(key, default)
 
     def fields(self, part: str) -> dict[str, Any]:
         """Return the fields of `server`, `model` or `engine` whose values were given or chosen."""
@@ -133,7 +139,7 @@ class Values:
             self.chosen[key] = Choice(value, reason)
 
     def explain(self, key: str, reason: str) -> None:
-        """Say beside a given value, which stays, what becomes of it."""
+        """Say what becomes of a given value, which stays as it is."""
         self.chosen[key] = Choice(self.given(key), reason)
 
     def refuse(self, key: str, allowed: str) -> None:
@@ -148,16 +154,16 @@ class Values:
         self.faults.append(line)
 
     def warn(self, line: str) -> None:
-        """Add a line about what the operator may not want."""
+        """Add a line about something that the operator may not want."""
         self.warnings.append(line)
 
     def note(self, line: str) -> None:
-        """Add a line about what the operator may want to know."""
+        """Add a line about something that the operator may want to know."""
         self.notes.append(line)
 
     def stop_at_faults(self) -> None:
-        """Raise BadConfiguration with all faults, or else what makes the model unusable, if
-        anything.
+        """Raise BadConfiguration with all faults. If there are none, raise what makes the model
+        unusable, if anything does.
         """
         if self.faults:
             raise BadConfiguration("\n".join(self.faults + self.unknown))

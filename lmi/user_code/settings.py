@@ -231,7 +231,7 @@ def _find_file(resolution: Resolution) -> Path | None:
         if "stable" in entry:
             values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here")
         elif "neuron" in entry:
-            source = values.how_given(ENTRY_KEY).said
+            source = values.how_given(ENTRY_KEY).assignment
             values.warn(f"{source}: {NEURON}, the model runs on GPUs or a CPU")
 
     files = []
@@ -377,7 +377,7 @@ def _requirements(values: Values, code: UserCodeConfig | None) -> RequirementsCo
         return None
 
     if not values.final(SWITCH):
-        values.note(f"{file}: not installed, by {values.how_given(SWITCH).said}")
+        values.note(f"{file}: not installed, by {values.how_given(SWITCH).assignment}")
         return None
 
     if code is None and not values.final(TRUST):
