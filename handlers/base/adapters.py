@@ -1,8 +1,8 @@
 """The LoRA adapters of an engine, by name.
 
-A request may name an adapter once it is loaded. Its weights were read then, or are read for its
-first request if the load did not ask for them. The number by which the engine knows an adapter is
-never used again.
+A request may name an adapter once it is loaded. Its weights are read then, or for its first request
+if the load does not ask for them. An unloaded adapter stays until the last sequence ends that uses
+it. The engine knows each adapter by a number that no other adapter ever has.
 """
 
 from collections import OrderedDict
@@ -21,9 +21,7 @@ from lmi.executor import ErrorKind
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """An adapter that was loaded by name. The engine knows it by its number, which no other ever
-    has.
-    """
+    """An adapter that requests may name."""
 
     name: str
     number: int
@@ -50,11 +48,9 @@ class AdapterEngine(Protocol):
 
 
 class Adapters:
-    """The loaded adapters. Any thread may read `names` and `is_reading`; the rest belongs to the
-    engine's thread.
+    """The loaded adapters, and which sequences use them.
 
-    `max_resident` is the number of adapters that one batch can use. `kind_of` returns the kind of
-    an engine's error.
+    Any thread may read `names` and `is_reading`. All else belongs to the engine's thread.
     """
 
     def __init__(
@@ -64,19 +60,25 @@ class Adapters:
         max_resident: int,
         kind_of: Callable[[Exception], ErrorKind],
     ) -> None:
+        """`title` is the name of the engine in messages.
+
+        `max_resident`: how many adapters one batch can use. `kind_of` gives the kind of an error
+        that the engine has raised.
+        """
         # While it reads weights, the engine makes no step.
         self.is_reading = False
         self._engine = engine
-        # The name of the engine for messages.
         self._title = title
         self._max_resident = max_resident
         self._kind_of = kind_of
 
+        # By name.
         self._loaded: dict[str, LoadedAdapter] = {}
-        # Adapters that were unloaded and that sequences still use, by number.
+        # By number: adapters that were unloaded and that sequences still use.
         self._leaving: dict[int, LoadedAdapter] = {}
+        # By sequence: what it uses, also while it waits.
         self._used: dict[TokenSequence, LoadedAdapter] = {}
-        # Adapters whose weights were read, by number.
+        # By number: adapters whose weights were read.
         self._resident: OrderedDict[int, LoadedAdapter] = OrderedDict()
         self._numbers = count(1)
 
@@ -87,8 +89,11 @@ class Adapters:
 
     def name_of(self, number: int) -> str | None:
         """Return the name of an adapter that is loaded or used, by its number."""
-        adapters = (*self._loaded.values(), *self._leaving.values())
-        return next((adapter.name for adapter in adapters if adapter.number == number), None)
+        for adapter in (*self._loaded.values(), *self._leaving.values()):
+            if adapter.number == number:
+                return adapter.name
+
+        return None
 
     @property
     def in_use(self) -> set[int]:
@@ -110,10 +115,11 @@ class Adapters:
             raise ModelUnusable(f"{path}: an adapter's folder has an {CONFIG}")
 
         adapter = loaded or LoadedAdapter(name, next(self._numbers), str(path))
-        adapter = replace(adapter, is_pinned=adapter.is_pinned or pinned)
+        if pinned:
+            adapter = replace(adapter, is_pinned=True)
 
         self._check_room(adapter)
-        self._explained(adapter, self._engine.check_adapter)
+        self._ask_engine(self._engine.check_adapter, adapter)
         if preload or pinned:
             self._read(adapter)
 
@@ -123,19 +129,24 @@ class Adapters:
         """Raise OutOfMemory unless each pinned adapter has a place and the others share at least
         one.
         """
-        adapters = [*{**self._loaded, new.name: new}.values(), *self._leaving.values()]
+        loaded = self._loaded | {new.name: new}
+        adapters = [*loaded.values(), *self._leaving.values()]
         num_pinned = sum(adapter.is_pinned for adapter in adapters)
-        num_places_for_others = int(num_pinned < len(adapters))
-        if num_pinned + num_places_for_others > self._max_resident:
+        num_places = num_pinned
+        if num_pinned < len(adapters):
+            num_places += 1
+
+        if num_places > self._max_resident:
             raise OutOfMemory(
                 f"{self._max_resident} adapters fit into a batch, and the pinned ones take all "
                 f"places"
             )
 
     def _read(self, adapter: LoadedAdapter) -> None:
+        """Let the engine read the weights of an adapter. Raises OutOfMemory or ModelUnusable."""
         self.is_reading = True
         try:
-            self._explained(adapter, self._engine.add_adapter)
+            self._ask_engine(self._engine.add_adapter, adapter)
         except LmiError:
             if adapter.number not in self._resident:
                 # The engine may have read a part of it.
@@ -147,12 +158,10 @@ class Adapters:
 
         self._resident[adapter.number] = adapter
 
-    def _explained(self, adapter: LoadedAdapter, call: Callable[[LoadedAdapter], None]) -> None:
-        """Call the engine. Raises OutOfMemory or ModelUnusable in place of an error of
-        the engine.
-        """
+    def _ask_engine(self, method: Callable[[LoadedAdapter], None], adapter: LoadedAdapter) -> None:
+        """Call a method of the engine. Its errors become OutOfMemory or ModelUnusable."""
         try:
-            call(adapter)
+            method(adapter)
         except LmiError:
             raise
         except Exception as error:

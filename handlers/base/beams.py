@@ -1,28 +1,26 @@
-"""Beam search: which of the candidates for the next tokens run on, and which hypotheses are kept.
-Plain Python.
+"""Beam search: which candidates for the next tokens run on, and which finished beams are kept.
 
-Sequences and scores are those of transformers' beam search, which knows no model: an engine
-computes the next token's log-probs of each running beam. Temperature and what else makes sampling
-random have no effect.
+Sequences and scores are those of transformers' beam search. It knows no model: an engine gives it
+the log-probs of the candidates for each running beam. Temperature and what else makes sampling
+random have no effect. Plain Python.
 """
 
 import math
 from collections.abc import Callable, Sequence as SequenceOf
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from lmi.executor import FinishReason, SamplingConfig, TokenLogProb
 
 
 class Candidate(NamedTuple):
-    """A next token. The search adds up `score`, its log-prob after all rules of the request.
-
-    `log_prob` is the model's, before any rule, and what a Result reports.
-    """
+    """A token that may come next."""
 
     token_id: int
+    # Its log-prob after all rules of the request, which the search adds up.
     score: float
+    # Its log-prob before any rule, which a Result reports.
     log_prob: float
 
 
@@ -39,27 +37,38 @@ class Continuation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A hypothesis. The lists have one entry for each generated token."""
+    """A possible answer. The lists have one entry for each generated token."""
 
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    # The alternatives, where the request wants some.
     top_log_probs: list[list[TokenLogProb]] = field(default_factory=list)
     # The sum of the scores of its tokens.
     sum: float = 0.0
     finish_reason: FinishReason = FinishReason.NOT_FINISHED
 
     def score(self, length_penalty: float) -> float:
-        """Return the sum of its log-probs over its length to the power of `length_penalty`."""
+        """Return the sum of its scores over its length to the power of `length_penalty`."""
         return _score(self.sum, len(self.token_ids), length_penalty)
 
 
-class BeamSearch:
-    """The state of one request's search. `running` and `finished` are sorted, the best beam first.
+class _Extension(NamedTuple):
+    """A candidate for a running beam, and the sum of the scores with it."""
 
-    The score of a hypothesis is the sum of its log-probs over its length to the power of
-    `length_penalty`. The search ends when no beam runs, or when `beam_width` are finished and
-    `early_stopping` is 1, or it is 0 and the best running beam, if it ended now, would not be
-    better than the worst of them, or it is over 1 and that holds at any length.
+    sum: float
+    # The index of the running beam.
+    parent: int
+    candidate: AnyCandidate
+
+
+class BeamSearch:
+    """The state of one request's search.
+
+    The search ends when no beam runs, or when `beam_width` beams are finished and it is settled:
+
+    - `early_stopping` is 1,
+    - or it is 0, and no running beam would be better than the worst of them if it ended now,
+    - or it is over 1, and no running beam can become better at any length.
     """
 
     def __init__(
@@ -69,8 +78,9 @@ class BeamSearch:
         num_end_ids: int,
         reason_after: Callable[[list[int]], FinishReason],
     ) -> None:
-        """`num_end_ids` counts the tokens that may end a beam; `reason_after` says whether
-        generated tokens end it.
+        """`num_end_ids`: how many tokens may end a beam.
+
+        `reason_after` says why a beam ends with these generated tokens, or that it goes on.
         """
         self.beam_width = config.beam_width
         self.length_penalty = 1.0 if config.length_penalty is None else config.length_penalty
@@ -78,8 +88,9 @@ class BeamSearch:
         self.max_tokens = max_tokens
         self.num_candidates = num_candidates(self.beam_width, num_end_ids)
         self._reason_after = reason_after
+        # Both are sorted, the best beam first.
         self.running = [Beam()]
-        self.finished = list[Beam]()
+        self.finished: list[Beam] = []
 
     def restart(self) -> None:
         """Forget everything but the prompt."""
@@ -96,8 +107,8 @@ class BeamSearch:
         candidates: SequenceOf[SequenceOf[AnyCandidate]],
         tops: SequenceOf[list[TokenLogProb]] | None = None,
     ) -> list[Continuation]:
-        """Continue the search, and return what runs next, parallel to the new `running`. It is
-        empty at the end.
+        """Continue the search, and return what each beam of the new `running` continues. The list
+        is empty at the end.
 
         `candidates` has for each running beam its best tokens, `num_candidates` or all that are
         allowed, in any order. `tops` are the alternatives at the new position of each beam, which
@@ -105,21 +116,13 @@ class BeamSearch:
         """
         steps: list[Continuation] = []
         running: list[Beam] = []
-        beams = zip(self.running, candidates, strict=True)
-        sums = [
-            (beam.sum + candidate[1], parent, candidate)
-            for parent, (beam, candidates_of_beam) in enumerate(beams)
-            for candidate in candidates_of_beam
-            if math.isfinite(candidate[1])
-        ]
-        sums.sort(key=itemgetter(0), reverse=True)
-
-        for rank, (_, parent, candidate) in enumerate(sums):
+        for rank, extension in enumerate(self._extensions(candidates)):
             if rank >= self.beam_width and len(running) == self.beam_width:
                 break
 
+            parent = extension.parent
             top = tops[parent] if tops else None
-            beam = self._continued(self.running[parent], candidate, top)
+            beam = self._continued(self.running[parent], extension.candidate, top)
             if beam.finish_reason is FinishReason.NOT_FINISHED:
                 steps.append(Continuation(parent, beam.token_ids[-1]))
                 running.append(beam)
@@ -135,8 +138,23 @@ class BeamSearch:
 
         return steps
 
+    def _extensions(self, candidates: SequenceOf[SequenceOf[AnyCandidate]]) -> list[_Extension]:
+        """Return the candidates of all running beams, the best first; none that a rule has
+        banned.
+        """
+        extensions: list[_Extension] = []
+        beams = zip(self.running, candidates, strict=True)
+        for parent, (beam, candidates_of_beam) in enumerate(beams):
+            for candidate in candidates_of_beam:
+                score = candidate[1]
+                if math.isfinite(score):
+                    extensions.append(_Extension(beam.sum + score, parent, candidate))
+
+        extensions.sort(key=attrgetter("sum"), reverse=True)
+        return extensions
+
     def restate(self, beams: SequenceOf[Beam], *, is_over: bool) -> None:
-        """Take the hypotheses of an engine that searches by itself, in place of those before."""
+        """Take the beams of an engine that searches by itself, in place of those before."""
         self.running = []
         self.finished = []
         if is_over:
@@ -145,8 +163,8 @@ class BeamSearch:
             self.running += beams
 
     def best(self, num_beams: int) -> list[Beam]:
-        """At most `num_beams` hypotheses, the best by score: finished ones, and running ones while
-        there are any.
+        """Return at most `num_beams` beams, the best by score: finished ones, and running ones
+        while there are any.
         """
         beams = sorted(self.finished + self.running, key=self._score, reverse=True)
         return beams[:num_beams]
@@ -188,9 +206,7 @@ class BeamSearch:
 
 
 def num_candidates(beam_width: int, num_end_ids: int) -> int:
-    """The number of best tokens of a beam among which are those that run on: the others may be
-    ends.
-    """
+    """Return how many of a beam's best tokens the search needs: some of them may be ends."""
     return beam_width + max(beam_width, num_end_ids)
 
 

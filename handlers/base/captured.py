@@ -1,9 +1,9 @@
 """Rows of a model's tensors that a request asked for: those of its prompt, and one for each
 generated token.
 
-The row of a generated token is the one that it was drawn from, so the first one's is the last of
-the prompt. An engine puts rows in; a Sequence moves them into its Results, each once, but those of
-beams with every Result, as their tokens.
+The row of a generated token is the one that it was drawn from, so the row of the first token is
+the last one of the prompt. An engine puts rows in, and a Sequence moves them into its Results. Each
+row is in one Result; only the rows of beams are in every Result, as the tokens of beams are.
 """
 
 from collections.abc import Hashable, Iterable, Sequence as SequenceOf
@@ -22,28 +22,29 @@ LOGITS = "logits"
 
 
 class Rows:
-    """The rows of one output by their places, each as (1, …).
+    """The rows of one output by the places of their tokens, each row as (1, …).
 
-    The place of a token is its number. That of a beam's token is the tokens generated before it,
-    which beams may share.
+    The place of a token is its number. The place of a beam's token is all tokens generated before
+    it, so that beams share the rows of what they have in common.
     """
 
     def __init__(self) -> None:
         self.by_place: dict[Hashable, Array] = {}
-        # No rows, in the shape of a row, once there was one.
-        self.none: Array | None = None
+        # An array without rows, (0, …). It is there once there was a row.
+        self.no_rows: Array | None = None
 
     def put(self, places: Iterable[Hashable], block: Array) -> None:
         """Copy rows (num_tokens, …). They replace those that are there: a step may be repeated."""
         block = block.copy()
-        self.none = block[:0]
+        self.no_rows = block[:0]
         rows = (block[index : index + 1] for index in range(len(block)))
         self.by_place.update(zip(places, rows, strict=False))
 
     def at(self, places: Iterable[Hashable]) -> Array:
         """Return the rows at these places, (num_places, …). There must have been one."""
-        assert self.none is not None
-        return np.concatenate([self.none, *(self.by_place[place] for place in places)])
+        assert self.no_rows is not None
+        rows = [self.by_place[place] for place in places]
+        return np.concatenate([self.no_rows, *rows])
 
 
 class Captured:
@@ -59,10 +60,17 @@ class Captured:
         self._output = output
         self._num_prompt_tokens = num_prompt_tokens
 
-        generation_names = self._names + [LOGITS] * output.return_generation_logits
-        context_names = self._context_names + [LOGITS] * output.return_context_logits
-        self.generation = {name: Rows() for name in generation_names}
-        self.context = {name: Rows() for name in context_names} if has_context else {}
+        # By output: the rows of generated tokens, and those of the prompt.
+        self.generation = {name: Rows() for name in self._names}
+        if output.return_generation_logits:
+            self.generation[LOGITS] = Rows()
+
+        self.context: dict[str, Rows] = {}
+        if has_context:
+            self.context = {name: Rows() for name in self._context_names}
+            if output.return_context_logits:
+                self.context[LOGITS] = Rows()
+
         # Whether rows of the prompt were computed, perhaps before a preemption.
         self.has_begun = False
 
@@ -80,22 +88,12 @@ class Captured:
     def add_to(
         self, result: Result, beams: SequenceOf[SequenceOf[Hashable]], *, is_first: bool
     ) -> None:
-        """Give a Result the rows of its tokens, by their places in each beam, and the first one
-        those of the prompt.
+        """Give a Result the rows of its tokens, and the first Result those of the prompt.
+
+        `beams` has the places of the tokens of each beam; a sequence without beams is one.
         """
-        generation: dict[str, Tensor] = {}
-        for name, rows in self.generation.items():
-            if rows.none is not None:
-                rows_of_beams = [rows.at(places) for places in beams]
-                generation[name] = _tensor(_padded(rows_of_beams))
-
-        # Without this token the prompt was not computed to its end.
-        last = self._num_prompt_tokens - 1
-        context: dict[str, Tensor] = {}
-        for name, rows in self.context.items():
-            if is_first and last in rows.by_place:
-                context[name] = _tensor(rows.at(rows.by_place))
-
+        generation = self._generation_tensors(beams)
+        context = self._context_tensors() if is_first else {}
         if self._output.return_generation_logits:
             result.generation_logits = generation.get(LOGITS)
 
@@ -114,6 +112,26 @@ class Captured:
 
             result.additional_outputs = outputs
 
+    def _generation_tensors(self, beams: SequenceOf[SequenceOf[Hashable]]) -> dict[str, Tensor]:
+        """Return the rows of these tokens by output, (num_beams, num_tokens, …)."""
+        tensors: dict[str, Tensor] = {}
+        for name, rows in self.generation.items():
+            if rows.no_rows is not None:
+                rows_of_beams = [rows.at(places) for places in beams]
+                tensors[name] = _tensor(_padded(rows_of_beams))
+
+        return tensors
+
+    def _context_tensors(self) -> dict[str, Tensor]:
+        """Return the rows of the prompt by output, of those that were computed to its end."""
+        last_token = self._num_prompt_tokens - 1
+        tensors: dict[str, Tensor] = {}
+        for name, rows in self.context.items():
+            if last_token in rows.by_place:
+                tensors[name] = _tensor(rows.at(rows.by_place))
+
+        return tensors
+
     def drop(self, places: Iterable[Hashable]) -> None:
         """Forget the rows of the prompt, and of these tokens: a Result has carried them."""
         self.context.clear()
@@ -122,15 +140,15 @@ class Captured:
                 rows.by_place.pop(place, None)
 
 
-def _padded(beams: list[Array]) -> Array:
-    """From (num_tokens, …) of each beam to (num_beams, num_tokens, …), with zeros behind a shorter
-    one.
+def _padded(rows_of_beams: list[Array]) -> Array:
+    """Return (num_beams, num_tokens, …) from (num_tokens, …) of each beam, with zeros behind those
+    of a shorter one.
     """
-    num_tokens = max(map(len, beams))
-    shape = (len(beams), num_tokens, *beams[0].shape[1:])
-    padded = np.zeros(shape, beams[0].dtype)
-    for beam, rows in zip(padded, beams, strict=True):
-        beam[: len(rows)] = rows
+    num_tokens = max(map(len, rows_of_beams))
+    first = rows_of_beams[0]
+    padded = np.zeros((len(rows_of_beams), num_tokens, *first.shape[1:]), first.dtype)
+    for beam, rows in enumerate(rows_of_beams):
+        padded[beam, : len(rows)] = rows
 
     return padded
 

@@ -1,8 +1,7 @@
-"""Turns in which the work of clients begins beside the steps, as the reading of images and the
-compilation of guides.
+"""The order in which the work of clients begins, on threads beside the steps.
 
-Clients share the threads by what their work costs: a client with many large images keeps nobody
-else waiting.
+Such work is the reading of images and the compilation of guides. Clients share the threads by what
+their work costs: a client with many large images keeps nobody else waiting.
 """
 
 import threading
@@ -12,15 +11,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-# So many clients with nothing to do have their share remembered.
-MAX_IDLE_CLIENTS = 1000
+# Of more clients, those are forgotten who have nothing to do and have not had more than others.
+MAX_CLIENTS = 1000
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class PricedWork(Generic[T]):
-    """A piece of work that waits. Of one client the piece with the least `rank` is next."""
+    """A piece of work that waits. Of one client's pieces that with the least `rank` is next."""
 
     future: Future[T]
     work: Callable[[], T]
@@ -29,12 +28,12 @@ class PricedWork(Generic[T]):
 
 
 class ClientTurns(Generic[T]):
-    """Of those who wait, the client with the fewest pieces in work is next, of these the one who
-    has had the least.
+    """Threads that clients share.
 
-    One thread is kept from each client, so that another's first piece need not wait for one that
-    takes long. Of one client a cheap piece goes before an expensive one, unless that has waited for
-    as long as it takes.
+    Of the clients who wait, the one with the fewest pieces in work is next; among equals the one
+    whose work has cost least so far. No client has all threads, so that another's first piece need
+    not wait for one that takes long. Of one client's pieces a cheap one goes before an expensive
+    one, unless that has waited for as long as it takes.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
@@ -43,13 +42,14 @@ class ClientTurns(Generic[T]):
 
         # It guards what follows.
         self._lock = threading.Lock()
-        # The work that waits, by client. No line is empty.
+        # By client: the work that waits. No line is empty.
         self._lines: dict[int | None, list[PricedWork[T]]] = {}
+        # By client: how many of its pieces are in work.
         self._num_running: Counter[int | None] = Counter()
-        # The sum of the prices that each client has had.
-        self._had: dict[int | None, float] = {}
-        # The sum of the client who was served last. A new client begins there.
-        self._last_had = 0.0
+        # By client: the sum of the prices of its work that has begun.
+        self._cost: dict[int | None, float] = {}
+        # The highest cost of a client when its work began. A new client begins there.
+        self._highest_cost = 0.0
         # The sum of the prices of all that is done.
         self.num_spent = 0.0
 
@@ -61,11 +61,10 @@ class ClientTurns(Generic[T]):
         price: float = 1.0,
         since: float | None = None,
     ) -> None:
-        """`future` may be that of work which waits for other clients too: it begins when the first
-        of them may.
+        """Let `work` wait for its turn. `future` gets what it returns or raises.
 
-        Work that follows from other work has waited `since` then, which was `num_spent`; None:
-        since now.
+        Several clients may submit work with the same future: it begins with the first turn of any.
+        `since`: what `num_spent` was when the wait of the work began. None: it begins now.
         """
         with self._lock:
             if client not in self._lines:
@@ -83,30 +82,36 @@ class ClientTurns(Generic[T]):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _let_in(self, client: int | None) -> None:
-        """Let a client begin who has nothing that waits: it has not saved up the time in which it
-        asked for nothing.
-        """
-        least = min((self._had[waiting] for waiting in self._lines), default=self._last_had)
-        self._had[client] = max(self._had.get(client, least), least)
+        """Let a client begin who has nothing that waits.
 
-        if len(self._had) > MAX_IDLE_CLIENTS:
+        It has saved nothing by asking for nothing: its cost becomes the least of those who wait.
+        """
+        costs = [self._cost[waiting] for waiting in self._lines]
+        least_cost = min(costs, default=self._highest_cost)
+        self._cost[client] = max(self._cost.get(client, least_cost), least_cost)
+
+        if len(self._cost) > MAX_CLIENTS:
             busy = {*self._lines, *self._num_running, client}
             remembered: dict[int | None, float] = {}
-            for name, had in self._had.items():
-                if name in busy or had > least:
-                    remembered[name] = had
+            for known_client, cost in self._cost.items():
+                if known_client in busy or cost > least_cost:
+                    remembered[known_client] = cost
 
-            self._had = remembered
+            self._cost = remembered
 
     def _start(self) -> None:
         """Begin what may begin. Call it with the lock."""
-        most = max(1, self._num_threads - 1)
+        max_of_client = max(1, self._num_threads - 1)
         while self._num_running.total() < self._num_threads:
-            waiting = [client for client in self._lines if self._num_running[client] < most]
+            waiting: list[int | None] = []
+            for client in self._lines:
+                if self._num_running[client] < max_of_client:
+                    waiting.append(client)
+
             if not waiting:
                 return
 
-            client = min(waiting, key=lambda client: (self._num_running[client], self._had[client]))
+            client = min(waiting, key=self._rank_of)
             line = self._lines.pop(client)
             piece = min(line, key=lambda piece: piece.rank)
             line.remove(piece)
@@ -120,10 +125,15 @@ class ClientTurns(Generic[T]):
                 self._charge(client, piece.price)
                 self._pool.submit(self._run, client, piece)
 
+    def _rank_of(self, client: int | None) -> tuple[int, float]:
+        """Return what the client has least of that is next."""
+        return self._num_running[client], self._cost[client]
+
     def _charge(self, client: int | None, price: float) -> None:
+        """Note that a piece of a client's work begins."""
         self._num_running[client] += 1
-        self._last_had = max(self._last_had, self._had[client])
-        self._had[client] += price
+        self._highest_cost = max(self._highest_cost, self._cost[client])
+        self._cost[client] += price
 
     def _run(self, client: int | None, piece: PricedWork[Any]) -> None:
         try:

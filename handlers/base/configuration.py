@@ -1,7 +1,7 @@
-"""The configuration of an engine in two forms, the contract's and the server's options.
+"""The configuration of an engine in its two forms, and each made from the other.
 
-An Executor takes either. What both have is translated here; the rest of each form has its defaults
-in the other.
+A library configures an Executor with the contract's ExecutorConfig, a server with its options, an
+EngineConfig. What only one form has, has its default in the other.
 """
 
 import logging
@@ -9,23 +9,21 @@ import os
 from typing import TypeAlias
 
 from lmi.errors import Unsupported
-from lmi.executor import (
-    AdditionalModelOutput,
-    ExecutorConfig,
-    KvCacheConfig,
-)
+from lmi.executor import AdditionalModelOutput, ExecutorConfig, KvCacheConfig
 from lmi.settings.config import EngineConfig
 
 AnyConfig: TypeAlias = ExecutorConfig | EngineConfig
-# It stands behind the name of an additional output in an option that asks for the prompt's rows
-# too.
+# In an option, the end of the name of an output of which the prompt's rows are wanted too.
 CONTEXT = ":context"
 
 log = logging.getLogger(__name__)
 
 
 def both(config: AnyConfig | None) -> tuple[ExecutorConfig, EngineConfig]:
-    """A configuration in both forms. Raises ValueError for an ExecutorConfig that breaks a rule."""
+    """Return a configuration in both forms.
+
+    Raises ValueError for an ExecutorConfig that breaks a rule.
+    """
     if isinstance(config, EngineConfig):
         return executor_config(config), config
 
@@ -40,11 +38,11 @@ def settled(
     json_config_str: str | AnyConfig | None,
     config: AnyConfig | None,
 ) -> tuple[str, ExecutorConfig, EngineConfig]:
-    """The model's folder, and the configuration in both forms, from the arguments of an `Executor`.
+    """Return the model's folder, and the configuration in both forms, from the arguments of an
+    Executor over a library, which is called `title`.
 
-    It is that of a library, by its `title`, which reads the folder and its tokenizer itself. Raises
-    Unsupported for a buffer in place of a folder, ValueError for an ExecutorConfig that breaks a
-    rule.
+    Such a library reads a model from its folder, with its tokenizer. Raises Unsupported for a
+    buffer, ValueError for an ExecutorConfig that breaks a rule.
     """
     if isinstance(model, bytes) or isinstance(json_config_str, str):
         raise Unsupported("engine_buffer", f"{title} reads a model from its folder")
@@ -57,15 +55,20 @@ def settled(
 
 
 def executor_config(config: EngineConfig) -> ExecutorConfig:
-    """What requests may ask for, and the limits, as the options say."""
-    most = config.max_num_sequences or config.max_beam_width
+    """Return the ExecutorConfig that means the same as the options, as far as it has them."""
     outputs = []
     for text in config.additional_outputs:
-        output = AdditionalModelOutput(text.removesuffix(CONTEXT), text.endswith(CONTEXT))
+        name = text.removesuffix(CONTEXT)
+        output = AdditionalModelOutput(name, gather_context=text.endswith(CONTEXT))
         outputs.append(output)
 
+    # A search has no more beams than there may be sequences.
+    max_beam_width = config.max_beam_width
+    if config.max_num_sequences:
+        max_beam_width = min(max_beam_width, config.max_num_sequences)
+
     return ExecutorConfig(
-        min(config.max_beam_width, most),
+        max_beam_width=max_beam_width,
         max_batch_size=config.max_num_sequences,
         max_num_tokens=config.max_prefill_tokens,
         max_queue_size=config.max_queue_size,
@@ -79,10 +82,11 @@ def executor_config(config: EngineConfig) -> ExecutorConfig:
 
 
 def engine_config(config: ExecutorConfig) -> EngineConfig:
-    """The options that mean the same as the fields of an ExecutorConfig."""
+    """Return the options that mean the same as an ExecutorConfig."""
     outputs = []
     for output in config.additional_model_outputs:
-        outputs.append(output.name + CONTEXT * output.gather_context)
+        suffix = CONTEXT if output.gather_context else ""
+        outputs.append(output.name + suffix)
 
     return EngineConfig(
         max_beam_width=config.max_beam_width,

@@ -2,8 +2,8 @@
 wait.
 
 msgspec checks no type when Python builds a request, and a value of a wrong type would fail a step
-of all that run in it, or end the engine. What counts as an integer, a number or a list, as numpy's
-do, becomes a plain one.
+of all that run in it, or end the engine. So a request is read anew. An integer, a number or a list
+of another library, such as numpy, becomes one of Python.
 """
 
 import operator
@@ -19,13 +19,13 @@ from lmi.executor import ErrorKind, Executor, Request, Response, ResponseError
 
 
 class WrongType(InvalidRequest, TypeError):
-    """A request has a value of a wrong type. For a program that uses the library it is a TypeError
+    """A request has a value of a wrong type. To a program that uses the library it is a TypeError
     too.
     """
 
 
 def checked(request: Request) -> Request:
-    """The request with plain values. Raises WrongType."""
+    """Return the request with plain values. Raises WrongType."""
     try:
         return _DECODER.decode(_ENCODER.encode(request))
     except (msgspec.MsgspecError, TypeError, OverflowError) as error:
@@ -33,7 +33,7 @@ def checked(request: Request) -> Request:
 
 
 def _plain(value: Any) -> object:
-    """What msgspec can write of a value that it does not know. Raises TypeError."""
+    """Return what msgspec can write of a value that it does not know. Raises TypeError."""
     if hasattr(value, "__iter__"):
         return list(value)
 
@@ -53,11 +53,15 @@ class Mailbox(Executor):
     def __init__(self) -> None:
         # It guards the next four fields.
         self._posted = threading.Condition()
+        # The Responses that wait, by the id of their request.
         self._ready: dict[int, list[Response]] = {}
         # Ids of requests whose final Response was not handed out yet.
         self._unanswered: set[int] = set()
         self._last_id = 0
+        # Whether nobody need wait any more, since nothing more is posted.
         self._is_silent = False
+
+        # Who takes all Responses. None: they wait here.
         self._pass_on: Callable[[list[Response]], None] | None = None
 
     def pass_responses_to(self, take: Callable[[list[Response]], None]) -> None:
@@ -79,28 +83,36 @@ class Mailbox(Executor):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._posted:
             if request_id is None:
-                self._wait(lambda: self._ready, deadline)
-                responses: list[Response] = []
-                for ready_id in list(self._ready):
-                    responses += self._hand_out(ready_id)
+                return self._await_any(deadline)
 
-                return responses
+            if isinstance(request_id, int):
+                self._check_ids([request_id])
+                return self._await_request(request_id, deadline)
 
-            is_single = isinstance(request_id, int)
-            ids = [request_id] if isinstance(request_id, int) else request_id
-            for id in ids:
-                if not 1 <= id <= self._last_id:
-                    raise ValueError(
-                        f"request_id must be one that enqueue_request gave out, given {id}"
-                    )
+            self._check_ids(request_id)
+            return [self._await_request(awaited_id, deadline) for awaited_id in request_id]
 
-            batches = [self._await_one(id, deadline) for id in ids]
-            return batches[0] if is_single else batches
+    def _check_ids(self, request_ids: Sequence[int]) -> None:
+        """Raise ValueError for an id that no request has got."""
+        for request_id in request_ids:
+            if not 1 <= request_id <= self._last_id:
+                raise ValueError(
+                    f"request_id must be one that enqueue_request gave out, given {request_id}"
+                )
 
-    def _await_one(self, request_id: int, deadline: float | None) -> list[Response]:
-        self._wait(
-            lambda: request_id in self._ready or request_id not in self._unanswered, deadline
-        )
+    def _await_any(self, deadline: float | None) -> list[Response]:
+        self._wait(lambda: self._ready, deadline)
+        responses: list[Response] = []
+        for request_id in list(self._ready):
+            responses += self._hand_out(request_id)
+
+        return responses
+
+    def _await_request(self, request_id: int, deadline: float | None) -> list[Response]:
+        def is_ready() -> bool:
+            return request_id in self._ready or request_id not in self._unanswered
+
+        self._wait(is_ready, deadline)
         if request_id in self._ready:
             return self._hand_out(request_id)
 
@@ -111,25 +123,27 @@ class Mailbox(Executor):
         return [Response(request_id, error=ResponseError(message, ErrorKind.INVALID))]
 
     def _wait(self, is_ready: Callable[[], object], deadline: float | None) -> None:
-        time_left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        self._posted.wait_for(lambda: is_ready() or self._is_silent, time_left)
+        time_left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        self._posted.wait_for(lambda: is_ready() or self._is_silent, time_left_s)
 
     def _hand_out(self, request_id: int) -> list[Response]:
-        batch = self._ready.pop(request_id)
-        if batch[-1].is_final:
+        responses = self._ready.pop(request_id)
+        if responses[-1].is_final:
             self._unanswered.discard(request_id)
 
-        return batch
+        return responses
 
     # For the engine.
 
     def _new_id(self) -> int:
+        """Return the id of a new request, from which on Responses may be awaited."""
         with self._posted:
             self._last_id += 1
             self._unanswered.add(self._last_id)
             return self._last_id
 
     def _post(self, responses: list[Response]) -> None:
+        """Pass Responses on, or let them wait here if nobody takes them."""
         with self._posted:
             if self._pass_on is None:
                 for response in responses:

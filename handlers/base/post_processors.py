@@ -16,23 +16,33 @@ VARIABLE = "logits_post_processors"
 
 
 def load_post_processors(path: Path) -> LogitsPostProcessorConfig:
-    """The configuration in a Python file, which may import the modules beside it. Raises
-    ModelUnusable.
+    """Return the configuration in a Python file, which may import the modules beside it.
+
+    Raises ModelUnusable.
     """
     try:
         config = getattr(_run(path), VARIABLE)
         check_post_processors(config)
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        place = f"{path}, line {lines[-1]}" if lines else str(path)
+        place = _place_of(error, path)
         raise ModelUnusable(f"{place}: {error_line(error)}") from error
 
     assert isinstance(config, LogitsPostProcessorConfig)
     return config
 
 
+def _place_of(error: BaseException, path: Path) -> str:
+    """Return the file, and the last line of it that led to the error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    if not lines:
+        return str(path)
+
+    return f"{path}, line {lines[-1]}"
+
+
 def _run(path: Path) -> ModuleType:
+    """Run a Python file as a module."""
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
 

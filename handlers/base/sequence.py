@@ -1,5 +1,5 @@
-"""A sequence of an engine with a model: beside its tokens its cached keys and values, beams,
-captured rows, images and embedding.
+"""A sequence of an engine with a model, which has more than tokens: cached keys and values, beams,
+captured rows, images, or an embedding.
 
 Plain Python, without scheduling rules.
 """
@@ -17,19 +17,20 @@ from lmi.executor import ErrorKind, FinishReason, Result, Tensor, TokenLogProb
 
 @dataclass(slots=True, eq=False)
 class Sequence(TokenSequence):
-    """A sequence whose first `num_computed` tokens have keys and values in the cache's `slot`.
+    """A sequence whose first `num_computed` tokens have keys and values in the cache.
 
     A request with beams is one sequence, whose output is that of the best running beam.
     """
 
+    # Where the cache has them, while it runs.
     slot: int | None = None
     # Set where the request asks for beams.
     search: BeamSearch | None = None
     # The beams that the last Response has carried.
     beams: list[Beam] = field(default_factory=list)
-    # What computes its running beams, a type of the engine.
+    # What the engine keeps of the running beams: its own type.
     beam_state: object = None
-    # What the engine made of a prompt with images, a type of the engine.
+    # What the engine made of a prompt with images: its own type.
     prompt: object = None
     # Rows of logits and other tensors, where the request asks for them.
     captured: Captured | None = None
@@ -41,25 +42,29 @@ class Sequence(TokenSequence):
         sampling = self.request.sampling_config
         output = self.request.output_config
         if sampling.beam_width > 1:
-            end_ids = frozenset[int]() if self.request.ignore_eos else self.end_ids
+            # Of stop words the last tokens.
+            last_ids = set(self.stop_words)
+            if not self.request.ignore_eos:
+                last_ids |= self.end_ids
+
             self.search = BeamSearch(
                 sampling,
                 self.max_tokens,
-                num_end_ids=len(end_ids | self.stop_words.keys()),
+                num_end_ids=len(last_ids),
                 reason_after=lambda token_ids: self.reason_after(token_ids, len(token_ids)),
             )
 
-        if (
-            output.additional_model_outputs
-            or output.return_context_logits
-            or output.return_generation_logits
-        ):
+        wants_logits = output.return_context_logits or output.return_generation_logits
+        if output.additional_model_outputs or wants_logits:
             self.captured = Captured(output, self.num_prompt_tokens, has_context=self.index == 0)
 
     @property
     def lacks_context(self) -> bool:
         """Whether rows of the prompt are still to be captured."""
-        return self.captured is not None and bool(self.captured.context) and self.num_generated == 0
+        if self.captured is None or not self.captured.context:
+            return False
+
+        return self.num_generated == 0
 
     @property
     def lacks_prompt_rows(self) -> bool:
@@ -87,24 +92,25 @@ class Sequence(TokenSequence):
         candidates: SequenceOf[SequenceOf[AnyCandidate]],
         tops: SequenceOf[list[TokenLogProb]] | None = None,
     ) -> list[Continuation]:
-        """Give all running beams their next token: see `BeamSearch.advance`. Sets `finish_reason`
-        at the search's end.
+        """Give all running beams their next token: see `BeamSearch.advance`.
 
-        If no token is left to choose, the request fails.
+        Sets `finish_reason` at the end of the search. If no token is left to choose, the request
+        fails.
         """
         assert self.search is not None
         steps = self.search.advance(candidates, tops)
-        best = (self.search.running or self.search.best(1))[:1]
-        if not best:
+        beams = self.search.running or self.search.best(1)
+        if not beams:
             self.fail_for_bans()
             return []
 
-        self._follow(best[0])
+        self._follow(beams[0])
         return steps
 
     def restate(self, beams: SequenceOf[Beam], *, is_over: bool) -> None:
-        """Take the beams of an engine that searches by itself, the best first. Sets `finish_reason`
-        at the end.
+        """Take the beams of an engine that searches by itself, the best first.
+
+        Sets `finish_reason` if the search is over.
         """
         assert self.search is not None and beams
         self.search.restate(beams, is_over=is_over)
@@ -125,8 +131,10 @@ class Sequence(TokenSequence):
         self._note_time()
 
     def fail_for_bans(self) -> None:
-        """End the request because no token may come next: its own fault if it has a rule that bans
-        tokens, and no function of the user's changed its logits.
+        """End the request because no token may come next.
+
+        It is a fault of the request if it has a rule that bans tokens, and no function of the
+        user's changed its logits.
         """
         request = self.request
         sampling = request.sampling_config
@@ -172,7 +180,9 @@ class Sequence(TokenSequence):
             self.captured.restart()
 
     def _result(self, num_sent: int, index: int) -> Result:
-        """Return the Result of a copy, behind the `num_sent` tokens that Responses have carried."""
+        """Return the Result of copy `index`, behind `num_sent` tokens that Responses have
+        carried.
+        """
         if self.search is None:
             result = TokenSequence._result(self, num_sent, index)
         else:
@@ -190,35 +200,38 @@ class Sequence(TokenSequence):
         return result
 
     def _add_captured(self, captured: Captured, result: Result, num_sent: int, index: int) -> None:
-        """Add captured rows to the Result of a copy. Behind the last copy those of its tokens are
-        dropped, but for beams, which carry all rows with every Result.
+        """Add captured rows to the Result of copy `index`, and drop them after the last copy.
+
+        The rows of beams stay, since every Result has all of them.
         """
         is_first = index == 0 and num_sent == 0
         is_last_copy = index == self.index + self.num_copies - 1
-        is_over = bool(self.num_sent) and is_last_copy
+        may_drop = self.num_sent > 0 and is_last_copy
         if self.beams:
-            captured.add_to(result, [_places_of(beam) for beam in self.beams], is_first=is_first)
-            if is_over:
+            places_of_beams = [_places_of(beam) for beam in self.beams]
+            captured.add_to(result, places_of_beams, is_first=is_first)
+            if may_drop:
                 captured.drop(())
         else:
             places = range(num_sent, self.num_generated)
             captured.add_to(result, [places], is_first=is_first)
-            if is_over:
+            if may_drop:
                 captured.drop(places)
 
     def _beam_result(self, search: BeamSearch) -> Result:
         """Return the Result with all tokens of the best beams.
 
-        A search that was cut off has those that were sent last.
+        A sequence that ended before its search has the beams that were sent last.
         """
         output = self.request.output_config
         is_over = search.is_over
         if is_over or not self.is_finished:
             self.beams = search.best(self.request.sampling_config.num_return_sequences)
 
-        self.beams = self.beams or [Beam()]
-        beams = self.beams
+        if not self.beams:
+            self.beams = [Beam()]
 
+        beams = self.beams
         prompt = self.token_ids[self.first_told : self.num_prompt_tokens]
         reasons = [beam.finish_reason if is_over else self.finish_reason for beam in beams]
         token_ids = [prompt + beam.token_ids for beam in beams]

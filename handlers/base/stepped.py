@@ -1,9 +1,9 @@
 """An Executor that advances all its requests together, one step after another, on its own thread.
 
-It does everything except the step: it accepts, cancels and times out requests at the step boundary,
-publishes all Responses of a step at once, and keeps statistics. A step that raises ends its
-requests with an error, and three such steps in a row stop the engine. This module knows no model
-and no tensor.
+It does everything except the step. Between two steps, at the boundary, it accepts, cancels and
+times out requests. It publishes all Responses of a step at once, and keeps statistics. A step that
+raises ends its requests with an error, and three such steps in a row stop the engine. This module
+knows no model and no tensor.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence as SequenceOf
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from handlers.base.mailbox import Mailbox, checked
 from handlers.base.token_sequence import AnySequence, TokenSequence, sequences_of
@@ -44,15 +44,26 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Step(Generic[AnySequence]):
-    """What one step did. `touched` lists the sequences that it gave a token or ended; repeats do
-    not matter.
+    """What one step did."""
 
-    The engine says in `stats` which tokens it computed and reused, its preemptions, batch and
-    drafts.
-    """
-
+    # The sequences that it gave a token or ended. One may be there twice.
     touched: list[AnySequence] = field(default_factory=list)
+    # The engine fills in which tokens it computed and reused, its preemptions, batch and drafts.
     stats: IterationStats = field(default_factory=IterationStats)
+
+
+class _Call(NamedTuple):
+    """A function that the loop's thread calls between two steps, and what came of it."""
+
+    function: Callable[[], None]
+    outcome: Future[None]
+
+
+class _Deadline(NamedTuple):
+    """When a request times out, as `time.monotonic` counts."""
+
+    time_s: float
+    request_id: int
 
 
 class EngineStopped(Exception):
@@ -73,8 +84,9 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         num_iter_stats: int = 1000,
         num_request_stats: int = 0,
     ) -> None:
-        """`kind` is what a request becomes. The numbers of statistics are those of steps that it
-        keeps.
+        """`kind` is the type of the sequences that a request becomes.
+
+        `num_iter_stats` and `num_request_stats`: of how many steps statistics are kept.
         """
         super().__init__()
         self._kind = kind
@@ -84,7 +96,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         self._boundary = threading.Condition()
         self._arrived: list[AnySequence] = []
         self._cancelled: list[int] = []
-        self._calls: list[tuple[Callable[[], None], Future[None]]] = []
+        self._calls: list[_Call] = []
         self._is_closing = False
         self._is_accepting = False
 
@@ -92,8 +104,8 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         self._live: dict[int, list[AnySequence]] = {}
         # Sequences whose last Responses are not published yet.
         self._ended: list[AnySequence] = []
-        # A heap of times with the ids of requests.
-        self._deadlines: list[tuple[float, int]] = []
+        # A heap.
+        self._deadlines: list[_Deadline] = []
         # Sequences that report times and were in no step yet.
         self._unscheduled: list[AnySequence] = []
 
@@ -251,7 +263,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             if not self._is_accepting:
                 raise RuntimeError("the executor is shut down")
 
-            self._calls.append((function, outcome))
+            self._calls.append(_Call(function, outcome))
             self._boundary.notify()
 
         self._wake()
@@ -271,23 +283,26 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         except BaseException as error:
             is_explained = isinstance(error, EngineStopped)
             log.critical("the executor stops: %s", error, exc_info=not is_explained)
-
-            with self._boundary:
-                self._is_accepting = False
-                sequences = [*self._all_live(), *self._arrived]
-                self._live = {}
-                self._arrived = []
-
-            for sequence in sequences:
-                sequence.fail(f"the engine stopped: {error}", ErrorKind.ENGINE_LOST)
-
-            self._publish(sequences)
+            self._fail_all(f"the engine stopped: {error}")
         finally:
             self._end_waiting()
-            for _, outcome in self._calls:
-                outcome.set_exception(RuntimeError("the executor is shut down"))
+            for call in self._calls:
+                call.outcome.set_exception(RuntimeError("the executor is shut down"))
 
             self._close()
+
+    def _fail_all(self, message: str) -> None:
+        """Accept nothing more, and end all requests with an error."""
+        with self._boundary:
+            self._is_accepting = False
+            sequences = [*self._all_live(), *self._arrived]
+            self._live = {}
+            self._arrived = []
+
+        for sequence in sequences:
+            sequence.fail(message, ErrorKind.ENGINE_LOST)
+
+        self._publish(sequences)
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is work. Returns False when the executor shuts down."""
@@ -327,39 +342,46 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         """
         with self._boundary:
             arrived, self._arrived = self._arrived, []
-            cancelled, self._cancelled = self._cancelled, []
-            for sequence in arrived:
-                self._live.setdefault(sequence.id, []).append(sequence)
-
-            for sequence in arrived:
-                # A sibling may have failed just now.
-                if not sequence.is_finished:
-                    self._add(sequence)
-
+            cancelled_ids, self._cancelled = self._cancelled, []
+            self._add_all(arrived)
             calls, self._calls = self._calls, []
 
-        for function, outcome in calls:
+        for call in calls:
             try:
-                function()
-                outcome.set_result(None)
+                call.function()
+                call.outcome.set_result(None)
             except Exception as error:
-                outcome.set_exception(error)
+                call.outcome.set_exception(error)
 
         for sequence in arrived:
             if sequence.perf_metrics is not None:
                 self._unscheduled.append(sequence)
 
             if sequence.deadline is not None and sequence.index == 0:
-                heapq.heappush(self._deadlines, (sequence.deadline, sequence.id))
+                heapq.heappush(self._deadlines, _Deadline(sequence.deadline, sequence.id))
 
         self._settle([sequence for sequence in arrived if sequence.is_finished])
-        self._finish(cancelled, FinishReason.CANCELLED)
+        self._finish(cancelled_ids, FinishReason.CANCELLED)
+        self._finish(self._expired_ids(), FinishReason.TIMED_OUT)
 
-        expired = []
-        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
-            expired.append(heapq.heappop(self._deadlines)[1])
+    def _add_all(self, arrived: list[AnySequence]) -> None:
+        """Make sequences live, and give them to the engine."""
+        for sequence in arrived:
+            self._live.setdefault(sequence.id, []).append(sequence)
 
-        self._finish(expired, FinishReason.TIMED_OUT)
+        for sequence in arrived:
+            # A sibling may have failed just now.
+            if not sequence.is_finished:
+                self._add(sequence)
+
+    def _expired_ids(self) -> list[int]:
+        """Take the deadlines that are over. Returns the ids of their requests."""
+        request_ids = []
+        while self._deadlines and self._deadlines[0].time_s <= time.monotonic():
+            deadline = heapq.heappop(self._deadlines)
+            request_ids.append(deadline.request_id)
+
+        return request_ids
 
     def _finish(self, request_ids: list[int], reason: FinishReason) -> None:
         """End the sequences of these requests. Unknown and finished ids are ignored."""
@@ -373,6 +395,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         self._settle(sequences)
 
     def _step_or_fail(self) -> Step[AnySequence] | None:
+        """Make a step. If it raises, the sequences that ran in it fail. Raises EngineStopped."""
         try:
             step = self._step()
         except EngineStopped:
@@ -397,15 +420,13 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         return itertools.chain.from_iterable(self._live.values())
 
     def _note_scheduled(self, touched: list[AnySequence], started: float) -> None:
-        """Record `started` as the time of the first step, for each sequence that had none and was
-        in this step.
-        """
-        begun = {*self._active, *touched}
-        for sequence in begun.intersection(self._unscheduled):
+        """Record when the first step began of the sequences that were in one for the first time."""
+        in_step = {*self._active, *touched}
+        for sequence in in_step.intersection(self._unscheduled):
             assert sequence.perf_metrics is not None
             sequence.perf_metrics.first_scheduled_time = started
 
-        waiting = [sequence for sequence in self._unscheduled if sequence not in begun]
+        waiting = [sequence for sequence in self._unscheduled if sequence not in in_step]
         self._unscheduled = [sequence for sequence in waiting if not sequence.is_finished]
 
     def _settle(self, ended: list[AnySequence]) -> None:
@@ -432,6 +453,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             self._post(responses)
 
     def _record(self, step: Step[AnySequence], latency_ms: float) -> None:
+        """Keep the statistics of a step, and those of the requests if they are wanted."""
         self._num_steps += 1
         completed_ids = {sequence.id for sequence in self._ended} - self._live.keys()
 
@@ -447,11 +469,11 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         self._iteration_stats.append(stats)
 
         if self._request_stats.maxlen:
-            resting = [*self._ended, *self._queued]
-            states = [_request_stats(sequence, is_active=False) for sequence in resting]
-            states += [_request_stats(sequence, is_active=True) for sequence in self._active]
+            inactive = [*self._ended, *self._queued]
+            of_requests = [_request_stats(sequence, is_active=False) for sequence in inactive]
+            of_requests += [_request_stats(sequence, is_active=True) for sequence in self._active]
             self._request_stats.append(
-                RequestStatsPerIteration(iter=self._num_steps, request_stats=states)
+                RequestStatsPerIteration(iter=self._num_steps, request_stats=of_requests)
             )
 
 
@@ -460,17 +482,18 @@ def _num_requests(sequences: Iterable[TokenSequence]) -> int:
 
 
 def _with_siblings_of_failed(sequences: Iterable[AnySequence]) -> list[AnySequence]:
-    """Each sequence once, and after them the running siblings of each failed one: a failure ends
-    the whole request.
+    """Return each sequence once, and behind them the running siblings of failed ones: a failure
+    ends the whole request.
     """
-    family = dict.fromkeys(sequences)
-    failed = [sequence for sequence in family if sequence.error is not None]
+    # A dictionary keeps the order.
+    with_siblings = dict.fromkeys(sequences)
+    failed = [sequence for sequence in with_siblings if sequence.error is not None]
     for sequence in failed:
         for sibling in sequence.siblings:
             if sibling.finish_reason is FinishReason.NOT_FINISHED:
-                family[sibling] = None
+                with_siblings[sibling] = None
 
-    return list(family)
+    return list(with_siblings)
 
 
 def _request_stats(sequence: TokenSequence, *, is_active: bool) -> RequestStats:
@@ -493,6 +516,6 @@ def _request_stats(sequence: TokenSequence, *, is_active: bool) -> RequestStats:
     )
 
 
-def _drain(ring: deque[T]) -> list[T]:
-    """Take the entries that are in the ring now; the loop may append meanwhile."""
-    return [ring.popleft() for _ in range(len(ring))]
+def _drain(entries: deque[T]) -> list[T]:
+    """Take the entries that are there now; the loop may append meanwhile."""
+    return [entries.popleft() for _ in range(len(entries))]

@@ -2,8 +2,8 @@
 ended.
 
 The sequences of one request share a `Group`: each ends by itself, and all fail together. This
-module is plain Python and knows nothing of scheduling rules, models or text: `sequence.py` has what
-engines with a model add.
+module is plain Python and knows no scheduling rules, models or text: `sequence.py` has what engines
+with a model add.
 """
 
 import secrets
@@ -31,27 +31,22 @@ _NOT_FINISHED = FinishReason.NOT_FINISHED
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The sequences of one request, and how many last Responses it still owes. The one that leaves
-    0 is final.
-    """
+    """The sequences of one request."""
 
+    # How many answers are not at their end. The last Response of the last one is final.
     num_owed: int
     sequences: "list[TokenSequence]" = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class TokenSequence:
-    """`token_ids` are prompt and output together, of which the engine has computed `num_computed`.
-
-    `num_prefill` tokens are computed as prompt chunks: the prompt, or after a preemption all tokens
-    known by then. A sequence is live until `finish_reason` or `error` is set.
-    """
+    """A sequence of tokens, which is live until `finish_reason` or `error` is set."""
 
     # The id of the request.
     id: int
     # Its place among the sequences of the request.
     index: int
-    # Greedy sequences of a request are equal: one is computed and answered this many times.
+    # How many answers it is: greedy sequences of a request are equal, so one is computed for all.
     num_copies: int
     group: Group
     request: Request
@@ -61,14 +56,18 @@ class TokenSequence:
     seed: int
     # A time of `time.monotonic()`.
     deadline: float | None
+    # Prompt and output together.
     token_ids: list[int]
     num_prompt_tokens: int
+    # How many tokens are computed as chunks of a prompt: those of the prompt, or after a preemption
+    # all that were known by then.
     num_prefill: int
     # The place of the first token of an answer, which may begin with the prompt.
     first_told: int
     end_ids: frozenset[int]
     # The stop words by their last token.
     stop_words: dict[int, list[list[int]]]
+    # How many of the tokens the engine has computed.
     num_computed: int = 0
     # Tokens of the prompt whose keys and values were in the cache, in whole parts.
     num_cached_tokens: int = 0
@@ -132,6 +131,7 @@ class TokenSequence:
         self.finish_reason = self.reason_after(self.token_ids, self.num_generated)
 
     def _note_time(self) -> None:
+        """Note that a token was generated now."""
         metrics = self.perf_metrics
         if metrics is None:
             return
@@ -141,10 +141,10 @@ class TokenSequence:
             metrics.first_token_time = metrics.last_token_time
 
     def reason_after(self, token_ids: list[int], num_generated: int) -> FinishReason:
-        """Why a sequence ends with these tokens, the last `num_generated` of which were generated.
+        """Return why a sequence ends behind these tokens, or NOT_FINISHED.
 
-        The precedence is END_ID, STOP_WORDS, LENGTH. Up to `min_tokens` only the length ends a
-        sequence.
+        The last `num_generated` of them were generated. END_ID comes before STOP_WORDS, and these
+        before LENGTH. Up to `min_tokens` only the length ends a sequence.
         """
         token_id = token_ids[-1]
         if num_generated > self.min_tokens:
@@ -178,11 +178,11 @@ class TokenSequence:
             sequence.error = ResponseError(message, kind, field)
 
     def take_responses(self) -> list[Response]:
-        """The new Responses. A request that is not streamed gets them at the end; a failed one gets
-        one error.
+        """Return the new Responses, one for each copy.
+
+        A request that is not streamed gets them at its end. A failed one gets a single error.
         """
         request = self.request
-        is_finished = self.finish_reason is not _NOT_FINISHED
         if self.error is not None:
             if self.group.num_owed == 0:
                 return []
@@ -190,6 +190,7 @@ class TokenSequence:
             self.group.num_owed = 0
             return [Response(self.id, error=self.error, client_id=request.client_id)]
 
+        is_finished = self.finish_reason is not _NOT_FINISHED
         start = self.num_sent
         end = len(self.token_ids) - self.num_prompt_tokens
         if not is_finished and (end <= start or not request.streaming):
@@ -198,13 +199,14 @@ class TokenSequence:
         self.num_sent = end
         responses = []
         for index in range(self.index, self.index + self.num_copies):
-            self.group.num_owed -= is_finished
+            if is_finished:
+                self.group.num_owed -= 1
+
             result = self._result(start, index)
-            wants_prompt = (
-                start == index == 0 and request.output_config.num_prompt_log_probs is not None
-            )
-            if wants_prompt and not self.lacks_prompt_log_probs:
-                result.prompt_log_probs = self.prompt_log_probs
+            is_first = start == 0 and index == 0
+            if is_first and request.output_config.num_prompt_log_probs is not None:
+                if not self.lacks_prompt_log_probs:
+                    result.prompt_log_probs = self.prompt_log_probs
 
             if is_finished:
                 result.request_perf_metrics = self.perf_metrics
@@ -214,8 +216,8 @@ class TokenSequence:
         return responses
 
     def _result(self, num_sent: int, index: int) -> Result:
-        """The Result with the tokens that no Response has carried yet, or with all tokens if the
-        request wants them.
+        """Return the Result of copy `index` behind `num_sent` tokens that Responses have carried,
+        or with all tokens if the request wants them.
         """
         output = self.request.output_config
         reason = self.finish_reason
@@ -236,11 +238,11 @@ class TokenSequence:
 def sequences_of(
     kind: type[AnySequence], request_id: int, request: Request, max_sequence_length: int
 ) -> list[AnySequence]:
-    """The sequences of a request that was just accepted. Its arrival time, deadline and seeds are
-    set here.
+    """Return the sequences of a request that was just accepted.
 
-    Sequence i uses seed + i. A greedy request has one sequence, which is answered
-    `num_return_sequences` times. A request with beams has one sequence and one answer.
+    A request has a sequence for each of its `num_return_sequences` answers, and sequence i uses
+    seed + i. A greedy request has one sequence, which is answered so many times. A request with
+    beams has one sequence and one answer.
     """
     sampling = request.sampling_config
     num_prompt_tokens = len(request.input_token_ids)

@@ -16,16 +16,18 @@ T = TypeVar("T")
 class Waiting(Generic[AnySequence, T]):
     """Sequences that wait for what another thread makes of their requests: a guide, or pixels.
 
-    Each has the future of what it waits for. The engine's thread uses it; any may ask or `wake`.
+    Each has the future of what it waits for. All belongs to the engine's thread, but any thread may
+    ask for `waiting` and call `wake`.
     """
 
-    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
-        """`wake` is called too when something is made, on the thread that made it."""
+    def __init__(self, wake_engine: Callable[[], None] = lambda: None) -> None:
+        """`wake_engine` is called when something is made, on the thread that made it."""
         # Whether the engine sleeps, because it has nothing else to do.
         self.is_waiting = False
-        self._wake_others = wake
+        self._wake_engine = wake_engine
         self._futures: dict[AnySequence, Future[T]] = {}
-        self._changed = Event()
+        # Set by what ends a sleep.
+        self._woken = Event()
 
     @property
     def waiting(self) -> list[AnySequence]:
@@ -40,12 +42,20 @@ class Waiting(Generic[AnySequence, T]):
     def drop_waiting(self, sequence: AnySequence) -> Future[T] | None:
         """Forget a sequence that has ended. Returns what it waited for if nobody else does."""
         future = self._futures.pop(sequence, None)
-        return None if future in self._futures.values() else future
+        if future in self._futures.values():
+            return None
+
+        return future
 
     def take_done(self) -> list[tuple[AnySequence, Future[T]]]:
-        """The sequences whose wait is over, all of a future together."""
-        over = {future for future in self._futures.values() if future.done()}
-        done = [(sequence, future) for sequence, future in self._futures.items() if future in over]
+        """Take the sequences whose wait is over, each with its future."""
+        # Each is asked once, so that all sequences that share one are taken together.
+        done_futures = {future for future in self._futures.values() if future.done()}
+        done: list[tuple[AnySequence, Future[T]]] = []
+        for sequence, future in self._futures.items():
+            if future in done_futures:
+                done.append((sequence, future))
+
         for sequence, _ in done:
             del self._futures[sequence]
 
@@ -54,14 +64,14 @@ class Waiting(Generic[AnySequence, T]):
     def wait(self) -> None:
         """Sleep until something is made, `wake` is called, or some time has passed."""
         self.is_waiting = True
-        self._changed.wait(WAIT_S)
-        self._changed.clear()
+        self._woken.wait(WAIT_S)
+        self._woken.clear()
         self.is_waiting = False
 
     def wake(self) -> None:
         """End a sleep of `wait`; any thread may call it."""
-        self._changed.set()
+        self._woken.set()
 
     def _note_done(self, _: Future[T]) -> None:
         self.wake()
-        self._wake_others()
+        self._wake_engine()
