@@ -81,7 +81,8 @@ def test_a_batch_that_takes_longer_than_clients_wait_gets_smaller() -> None:
 
 def test_a_batch_that_became_small_in_a_slow_moment_grows_again() -> None:
     engine = Engine(step_s=0.06)
-    engine.slow_s = 15.0, 20.0
+    engine.slow_from_s = 15.0
+    engine.slow_until_s = 20.0
     engine.run(poisson(40, 50, patience_s=5.0), 50)
     assert sum(end == "whole" and at_s > 35 for end, _, at_s in engine.ends) >= 15 * 15
 

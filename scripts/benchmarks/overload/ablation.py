@@ -14,7 +14,6 @@ import argparse
 import json
 import math
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -32,12 +31,18 @@ from lmi.engine.speed import StepSums
 from lmi.errors import Overloaded
 from scripts.benchmarks.overload.clocked import (
     CAPACITY,
+    LATE,
+    LEFT,
     PLACES,
     PROMPT,
     PROMPT_TOKEN_S,
+    REFUSED,
     ROW_S,
     STEP_S,
     TOKENS,
+    WHOLE,
+    Arrival,
+    End,
     Engine,
     arrival,
     hog,
@@ -46,8 +51,10 @@ from scripts.benchmarks.overload.clocked import (
 from scripts.benchmarks.table import PAGE, ROOT, markdown, write
 
 MARKS = "<!-- ablation figures -->", "<!-- end of ablation figures -->"
+# In standard errors of the mean.
 NOISE = 3.0
 LEAST_MOVE = 0.01
+# Of the queue.
 NUM_EXPRESS = 4
 MAX_WAIT_S = 10.0
 RESULTS = ROOT / "build" / "overload" / "ablation.json"
@@ -67,6 +74,8 @@ class Endless(ClientPatience):
 
 
 class Remembering(ClientPatience):
+    """Nothing is forgotten."""
+
     def _forget(self, now: float) -> None:
         return
 
@@ -122,7 +131,7 @@ class NoSmallerBatch(LearningQueue):
 
 
 class NoLeastStep(LearningQueue):
-    """The batch is reduced also where no batch could answer in time."""
+    """The batch becomes smaller also where no batch could answer in time."""
 
     def _set_places(self, now: float) -> None:
         self.speed.least_step_s = 0.0
@@ -183,6 +192,8 @@ class FlatSums(StepSums):
 
 @dataclass(frozen=True)
 class Variant:
+    """The queue with a part away, which the title names."""
+
     title: str
     queue: type[LearningQueue] = LearningQueue
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -256,36 +267,41 @@ def slow(variant: Variant, seed: int) -> dict[str, float]:
 
 
 def hopeless(variant: Variant, seed: int) -> dict[str, float]:
-    """Of twenty clients nineteen leave before any batch could answer: what the others get."""
+    """Of twenty clients nineteen leave before any batch could answer: what the twentieth gets."""
     engine = variant.engine()
     impatient = poisson(1.9 * CAPACITY, 30, seed=seed, patience_s=0.5)
     patient = poisson(0.1 * CAPACITY, 30, seed=seed + 100, patience_s=20.0)
     engine.run(impatient + patient, 40)
-    of_patient = {one.entry for one in patient}
-    ends = [end for end, entry, _ in engine.ends if entry in of_patient]
-    return {"the few who wait": ends.count("whole") / len(patient)}
+
+    entries = {request.entry for request in patient}
+    ends = [end for end in engine.ends if end.entry in entries]
+    return {"the few who wait": num_of(WHOLE, ends) / len(patient)}
 
 
 def dip(variant: Variant, seed: int) -> dict[str, float]:
     """The engine takes four times as long for 5 s."""
     engine = variant.engine(step_s=0.06)
-    engine.slow_s = 15.0, 20.0
+    engine.slow_from_s = 15.0
+    engine.slow_until_s = 20.0
     engine.run(poisson(40, 50, seed=seed, patience_s=5.0), 50)
+
     step_s = 0.06 + PLACES * ROW_S
-    return {
-        "after a slow moment": whole_between(engine, 22, 50) * CAPACITY * TOKENS * step_s / PLACES
-    }
+    answers_per_s = whole_between(engine, 22, 50) * CAPACITY
+    return {"after a slow moment": answers_per_s * TOKENS * step_s / PLACES}
 
 
 def first_tokens(variant: Variant, seed: int) -> dict[str, float]:
     """Twice the capacity, of clients who leave if no token comes for 2 s."""
     engine = variant.engine()
+    num_tokens = 8 * TOKENS
     arrivals = poisson(
-        2 * CAPACITY / 8, 60, seed=seed, first_s=2.0, num_tokens=8 * TOKENS, max_tokens=8 * TOKENS
+        2 * CAPACITY / 8, 60, seed=seed, first_s=2.0, num_tokens=num_tokens, max_tokens=num_tokens
     )
     engine.run(arrivals, 60)
-    num_left = sum(end == "left" for end, _, at_s in engine.ends if at_s > 15)
-    return {"left without a token": num_left / sum(one.at_s > 15 for one in arrivals)}
+
+    ends = [end for end in engine.ends if end.at_s > 15]
+    counted = [request for request in arrivals if request.at_s > 15]
+    return {"left without a token": num_of(LEFT, ends) / len(counted)}
 
 
 def deadlines(variant: Variant, seed: int) -> dict[str, float]:
@@ -294,14 +310,15 @@ def deadlines(variant: Variant, seed: int) -> dict[str, float]:
     """
     engine = variant.engine()
     arrivals = poisson(2 * CAPACITY, 30, seed=seed)
-    for one in arrivals[::2]:
-        one.entry.deadline_s = one.at_s + 2.3
+    for request in arrivals[::2]:
+        request.entry.deadline_s = request.at_s + 2.3
 
     engine.run(arrivals, 40)
-    ends = [end for end, entry, _ in engine.ends if entry.arrived_s > 10]
+
+    ends = arrived_after(10, engine)
     return {
         "goodput with deadlines": whole_between(engine, 10, 30),
-        "ended by a deadline": ends.count("late") / len(ends),
+        "ended by a deadline": num_of(LATE, ends) / len(ends),
     }
 
 
@@ -309,20 +326,28 @@ def burst(variant: Variant, seed: int) -> dict[str, float]:
     """Ten seconds of work at once beside four fifths of the capacity."""
     engine = variant.engine()
     at_once = [arrival(10.0, patience_s=5.0) for _ in range(int(10 * CAPACITY))]
-    engine.run(at_once + poisson(0.8 * CAPACITY, 40, seed=seed, patience_s=5.0), 40)
-    ends = [(end, entry) for end, entry, _ in engine.ends if 10.01 < entry.arrived_s < 20]
-    return {"after a burst": sum(end == "whole" for end, _ in ends) / len(ends)}
+    steady = poisson(0.8 * CAPACITY, 40, seed=seed, patience_s=5.0)
+    engine.run(at_once + steady, 40)
+
+    ends = [end for end in arrived_after(10.01, engine) if end.entry.arrived_s < 20]
+    return {"after a burst": num_of(WHOLE, ends) / len(ends)}
 
 
 def patient(variant: Variant, seed: int) -> dict[str, float]:
     """Twice the capacity, of clients who never leave: how long those wait who were let in."""
     engine = variant.engine()
     engine.run(poisson(2 * CAPACITY, 40, seed=seed), 40)
-    waits_s = sorted(engine.first_s[entry] for entry in engine.first_s if entry.arrived_s > 15)
-    num_late = sum(end == "late" for end, _, at_s in engine.ends if at_s > 15)
+
+    waits_s: list[float] = []
+    for entry, wait_s in engine.first_s.items():
+        if entry.arrived_s > 15:
+            waits_s.append(wait_s)
+
+    waits_s.sort()
+    ends = [end for end in engine.ends if end.at_s > 15]
     return {
         "wait of who is let in, p99, s": waits_s[int(0.99 * len(waits_s))],
-        "let in, refused later": num_late / max(1, len(waits_s)),
+        "let in, refused later": num_of(LATE, ends) / max(1, len(waits_s)),
     }
 
 
@@ -330,37 +355,43 @@ def long_queue(variant: Variant, seed: int, *, leave: str) -> dict[str, float]:
     """Twice the capacity where all may wait for 10 s, of clients who leave "never", after 5 s
     "early", or after 2 s "without a token".
     """
-    more = {"never": {}, "early": {"patience_s": 5.0}, "without a token": {"first_s": 2.0}}
-    options = {**variant.options, "keeps_short": False}
-    engine = replace(variant, options=options).engine()
-    engine.run(poisson(2 * CAPACITY, 40, seed=seed, **more[leave]), 40)
-    ends = Counter(end for end, entry, _ in engine.ends if entry.arrived_s > 15)
-    num_let_in = ends.total() - ends["refused"]
+    patience: dict[str, dict[str, float]] = {
+        "never": {},
+        "early": {"patience_s": 5.0},
+        "without a token": {"first_s": 2.0},
+    }
+    engine = without_short_queue(variant).engine()
+    engine.run(poisson(2 * CAPACITY, 40, seed=seed, **patience[leave]), 40)
+
+    ends = arrived_after(15, engine)
+    num_let_in = len(ends) - num_of(REFUSED, ends)
+    title = f"long queue, clients leave {leave}"
     return {
-        f"long queue, clients leave {leave}: goodput": whole_between(engine, 15, 40),
-        f"long queue, clients leave {leave}: let in for nothing": 1 - ends["whole"] / num_let_in,
+        f"{title}: goodput": whole_between(engine, 15, 40),
+        f"{title}: let in for nothing": 1 - num_of(WHOLE, ends) / num_let_in,
     }
 
 
 def after_some_left(variant: Variant, seed: int, *, num_left: int) -> dict[str, float]:
     """At the start so many clients leave together without a token; later 100 patient ones come at
-    once. Of them so many are let in.
+    once: how many of these are let in.
     """
     engine = variant.engine()
-    full = [arrival(0.0, num_tokens=60) for _ in range(PLACES)]
-    gone = [arrival(0.5 + 0.001 * i, first_s=0.5) for i in range(num_left)]
-    others = [one for one in poisson(0.5 * CAPACITY, 25, seed=seed) if one.at_s > 5]
-    at_once = [arrival(20.0) for _ in range(100)]
-    engine.run(full + gone + others + at_once, 30)
+    full_batch = [arrival(0.0, num_tokens=60) for _ in range(PLACES)]
+    leaving = [arrival(0.5 + 0.001 * number, first_s=0.5) for number in range(num_left)]
+    steady = poisson(0.5 * CAPACITY, 25, seed=seed)
+    later_ones = [request for request in steady if request.at_s > 5]
+    crowd = [arrival(20.0) for _ in range(100)]
+    engine.run(full_batch + leaving + later_ones + crowd, 30)
 
-    crowd = {one.entry for one in at_once}
-    num_refused = sum(end == "refused" and entry in crowd for end, entry, _ in engine.ends)
-    return {f"a crowd after {num_left} left: let in": 1 - num_refused / len(crowd)}
+    entries = {request.entry for request in crowd}
+    ends = [end for end in engine.ends if end.entry in entries]
+    return {f"a crowd after {num_left} left: let in": 1 - num_of(REFUSED, ends) / len(crowd)}
 
 
 def long_prompts_beside(variant: Variant, seed: int) -> dict[str, float]:
     """Two clients with more than the engine can do, one of them with prompts 40 times as long: the
-    lesser part of the engine's time that one of them has, of a half.
+    share of the engine's time that the one with less has, of a half.
     """
     long_prompt = 40 * PROMPT
     engine = variant.engine()
@@ -370,43 +401,56 @@ def long_prompts_beside(variant: Variant, seed: int) -> dict[str, float]:
 
     answer_s = TOKENS * (STEP_S / PLACES + ROW_S)
     seconds = {"short": 0.0, "long": 0.0}
-    for end, entry, at_s in engine.ends:
-        if end == "whole" and at_s > 10:
-            seconds[entry.client] += answer_s + entry.num_prompt_tokens * PROMPT_TOKEN_S
+    for end in engine.ends:
+        if end.outcome == WHOLE and end.at_s > 10:
+            prompt_s = end.entry.num_prompt_tokens * PROMPT_TOKEN_S
+            seconds[end.entry.client] += answer_s + prompt_s
 
     return {"beside long prompts": 2 * min(seconds.values()) / sum(seconds.values())}
 
 
 def long_answers(variant: Variant, seed: int) -> dict[str, float]:
     """A full batch begins at once and takes 26 s; others come meanwhile and may wait for 10 s."""
-    engine = replace(variant, options={**variant.options, "keeps_short": False}).engine()
-    first = [arrival(0.0, num_tokens=400) for _ in range(PLACES)]
-    engine.run(first + poisson(2.0, 10, seed=seed, num_tokens=400), 30)
-    num_refused_late = sum(end == "late" for end, _, _ in engine.ends)
-    num_refused = sum(end == "refused" for end, _, _ in engine.ends)
-    return {"long answers: refused late": num_refused_late / max(1, num_refused + num_refused_late)}
+    engine = without_short_queue(variant).engine()
+    full_batch = [arrival(0.0, num_tokens=400) for _ in range(PLACES)]
+    later_ones = poisson(2.0, 10, seed=seed, num_tokens=400)
+    engine.run(full_batch + later_ones, 30)
+
+    num_late = num_of(LATE, engine.ends)
+    num_not_answered = num_late + num_of(REFUSED, engine.ends)
+    return {"long answers: refused late": num_late / max(1, num_not_answered)}
 
 
 def later(variant: Variant, seed: int) -> dict[str, float]:
     """Clients who leave after 2 s, and an hour later others who wait for 8 s."""
     engine = variant.engine()
     impatient = poisson(2 * CAPACITY, 30, seed=seed, patience_s=2.0)
-    others = poisson(CAPACITY, 20, seed=seed + 100, patience_s=8.0, num_tokens=2 * TOKENS)
-    for one in others:
-        one.at_s += 3600.0
-        one.entry.arrived_s += 3600.0
+    patient = poisson(CAPACITY, 20, seed=seed + 100, patience_s=8.0, num_tokens=2 * TOKENS)
+    for request in patient:
+        request.at_s += 3600.0
+        request.entry.arrived_s += 3600.0
 
-    engine.run(impatient + others, 3600.0 + 30)
-    num_whole = sum(end == "whole" for end, entry, _ in engine.ends if entry.arrived_s > 3000)
+    engine.run(impatient + patient, 3600.0 + 30)
+
+    num_whole = num_of(WHOLE, arrived_after(3000, engine))
     return {"an hour later": num_whole / (20 * CAPACITY / 2)}
 
 
 def beside_hogs(variant: Variant, seed: int) -> dict[str, float]:
     """A client that asks for 8 tokens now and then, beside two bodies of 512 long answers each."""
     engine = variant.engine()
-    light = [arrival(2.0 + i + 0.01 * seed, "light", num_tokens=8) for i in range(20)]
-    engine.run(hog("hog 0", 0.0, 4) + hog("hog 1", 1.9, 4) + light, 30)
-    waits_s = [engine.first_s.get(one.entry, 30 - one.at_s) for one in light]
+    light: list[Arrival] = []
+    for number in range(20):
+        light.append(arrival(2.0 + number + 0.01 * seed, "light", num_tokens=8))
+
+    hogs = hog("hog 0", 0.0, 4) + hog("hog 1", 1.9, 4)
+    engine.run(hogs + light, 30)
+
+    waits_s: list[float] = []
+    for request in light:
+        # One that has no token waits until the end.
+        waits_s.append(engine.first_s.get(request.entry, 30 - request.at_s))
+
     return {"a light client's wait, s": statistics.median(waits_s)}
 
 
@@ -417,18 +461,22 @@ def expressed(variant: Variant, seed: int) -> dict[str, float]:
     engine = variant.engine()
     heavy = poisson(2 * CAPACITY, 40, seed=seed, patience_s=4.0)
     light = poisson(20.0, 40, seed=seed + 100, num_tokens=8, patience_s=5.0)
-    for number, one in enumerate(light):
-        one.entry.client = f"light {number % 100}"
+    for number, request in enumerate(light):
+        request.entry.client = f"light {number % 100}"
 
     engine.run(heavy + light, 40)
-    of_heavy = [
-        end for end, entry, _ in engine.ends if entry.client == "a" and entry.arrived_s > 15
-    ]
-    num_let_in = len(of_heavy) - of_heavy.count("refused")
-    waits_s = [engine.first_s.get(one.entry, 5.0) for one in light if one.at_s > 15]
+
+    waits_s: list[float] = []
+    for request in light:
+        if request.at_s > 15:
+            # One that has no token leaves after 5 s.
+            waits_s.append(engine.first_s.get(request.entry, 5.0))
+
+    ends = [end for end in arrived_after(15, engine) if end.entry.client == "a"]
+    num_let_in = len(ends) - num_of(REFUSED, ends)
     return {
         "light clients' wait, s": statistics.mean(waits_s),
-        "beside them, let in for nothing": of_heavy.count("left") / num_let_in,
+        "beside them, let in for nothing": num_of(LEFT, ends) / num_let_in,
     }
 
 
@@ -442,13 +490,16 @@ def tenants(variant: Variant, seed: int) -> dict[str, float]:
         arrivals += poisson(load, 40, seed=seed * 10 + number, client=f"key {number}")
 
     engine.run(arrivals, 40)
-    tokens = dict.fromkeys((f"key {number}" for number in range(10)), 0)
-    for end, entry, at_s in engine.ends:
-        if end == "whole" and at_s > 15:
-            tokens[entry.client] += 1
 
-    wanted = 25 * 2 * CAPACITY / 19
-    return {"the least of ten keys": min(min(1.0, count / wanted) for count in tokens.values())}
+    answers = {f"key {number}": 0 for number in range(10)}
+    for end in engine.ends:
+        if end.outcome == WHOLE and end.at_s > 15:
+            answers[end.entry.client] += 1
+
+    # What each of the nine has asked for in 25 s.
+    num_asked = 25 * 2 * CAPACITY / 19
+    least = min(answers.values())
+    return {"the least of ten keys": min(1.0, least / num_asked)}
 
 
 def again(variant: Variant, seed: int) -> dict[str, float]:
@@ -456,35 +507,37 @@ def again(variant: Variant, seed: int) -> dict[str, float]:
     engine = variant.engine()
     arrivals = poisson(2 * CAPACITY, 10, seed=seed, comes_again=True)
     engine.run(arrivals, 40)
-    num_whole = sum(end == "whole" for end, _, _ in engine.ends)
+
+    num_whole = num_of(WHOLE, engine.ends)
+    num_refusals = sum(request.num_refused for request in arrivals)
     return {
-        "refusals to an answer": sum(one.num_refused for one in arrivals) / max(1, num_whole),
+        "refusals to an answer": num_refusals / max(1, num_whole),
         "answered after 40 s": num_whole / len(arrivals),
     }
 
 
 # The scenes that each part is made for; `--all` measures all.
-MADE_FOR = {
-    "short": "lasting, mixed, patient",
-    "wait": "long_queue",
-    "deadline": "deadlines",
-    "first": "long_queue",
-    "patience": "long_queue",
-    "lateness": "deadlines",
-    "next-end": "long_answers",
-    "turns": "tenants",
-    "prompts": "long_prompts_beside, deadlines",
-    "memory": "mixed, dip",
-    "forget": "later",
-    "instant": "after_some_left",
-    "stayed": "after_some_left",
-    "part": "mixed, slow, dip",
-    "batch": "mixed, slow, dip",
-    "least-step": "hopeless",
-    "long-steps": "mixed, slow",
-    "express": "beside_hogs, expressed",
-    "short-steps": "expressed",
-    "retry-after": "again",
+MADE_FOR: dict[str, tuple[Callable[..., dict[str, float]], ...]] = {
+    "short": (lasting, mixed, patient),
+    "wait": (long_queue,),
+    "deadline": (deadlines,),
+    "first": (long_queue,),
+    "patience": (long_queue,),
+    "lateness": (deadlines,),
+    "next-end": (long_answers,),
+    "turns": (tenants,),
+    "prompts": (long_prompts_beside, deadlines),
+    "memory": (mixed, dip),
+    "forget": (later,),
+    "instant": (after_some_left,),
+    "stayed": (after_some_left,),
+    "part": (mixed, slow, dip),
+    "batch": (mixed, slow, dip),
+    "least-step": (hopeless,),
+    "long-steps": (mixed, slow),
+    "express": (beside_hogs, expressed),
+    "short-steps": (expressed,),
+    "retry-after": (again,),
 }
 SCENES: tuple[Scene, ...] = (
     partial(lasting, load=1),
@@ -514,9 +567,24 @@ SCENES: tuple[Scene, ...] = (
 
 
 def whole_between(engine: Engine, from_s: float, to_s: float) -> float:
-    """Whole answers in a second, of the capacity."""
-    num_whole = sum(end == "whole" and from_s <= at_s < to_s for end, _, at_s in engine.ends)
-    return num_whole / (to_s - from_s) / CAPACITY
+    """Return the whole answers a second in a time, over the capacity."""
+    ends = [end for end in engine.ends if from_s <= end.at_s < to_s]
+    return num_of(WHOLE, ends) / (to_s - from_s) / CAPACITY
+
+
+def num_of(outcome: str, ends: Iterable[End]) -> int:
+    """Return how many requests ended so."""
+    return sum(end.outcome == outcome for end in ends)
+
+
+def arrived_after(time_s: float, engine: Engine) -> list[End]:
+    """Return the ends of the requests that came after a time."""
+    return [end for end in engine.ends if end.entry.arrived_s > time_s]
+
+
+def without_short_queue(variant: Variant) -> Variant:
+    """Return the variant with a queue in which all may wait for MAX_WAIT_S."""
+    return replace(variant, options={**variant.options, "keeps_short": False})
 
 
 @contextmanager
@@ -540,15 +608,21 @@ def module_of(name: str) -> ModuleType:
 
 
 def scenes_of(name: str) -> list[Scene]:
-    """The scenes of MADE_FOR of a part, all for the whole queue."""
+    """Return the scenes of MADE_FOR of a part, or all for the whole queue."""
     if name not in MADE_FOR:
         return list(SCENES)
 
-    names = MADE_FOR[name].split(", ")
-    return [scene for scene in SCENES if getattr(scene, "func", scene).__name__ in names]
+    scenes: list[Scene] = []
+    for scene in SCENES:
+        function = getattr(scene, "func", scene)
+        if function in MADE_FOR[name]:
+            scenes.append(scene)
+
+    return scenes
 
 
 def measured(variant: Variant, num_seeds: int, scenes: Iterable[Scene] | None = None) -> Figures:
+    """Return the figures of a variant in these scenes, or in all."""
     figures: Figures = {}
     with replaced(variant.names):
         for scene in scenes or SCENES:
@@ -568,17 +642,19 @@ def moves(whole: Figures, part: Figures) -> Iterator[str]:
 
 
 def is_moved(before: list[float], after: list[float]) -> bool:
+    """Whether the mean differs by more than chance, and by more than LEAST_MOVE."""
     differences = [later - earlier for earlier, later in zip(before, after, strict=True)]
     error = statistics.stdev(differences) / math.sqrt(len(differences))
     return abs(statistics.mean(differences)) > max(NOISE * error, LEAST_MOVE)
 
 
-def table(found: Mapping[str, Figures]) -> str:
-    whole = found["whole"]
+def table(figures_of: Mapping[str, Figures]) -> str:
+    """Return a row for each part that was measured."""
     rows = []
     for name, variant in VARIANTS.items():
-        if name in found and name != "whole":
-            rows.append([variant.title, "; ".join(moves(whole, found[name])) or "nothing"])
+        if name in figures_of and name != "whole":
+            moved = "; ".join(moves(figures_of["whole"], figures_of[name]))
+            rows.append([variant.title, moved or "nothing"])
 
     return markdown(["without", "what moves"], rows)
 
@@ -591,26 +667,34 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="measure each part in all scenes")
     parser.add_argument("--seeds", type=int, default=8, help="of arrivals")
     parser.add_argument("--only", help=f"names, with commas between: {', '.join(VARIANTS)}")
-    given = parser.parse_args()
-    names = given.only.split(",") if given.only else list(VARIANTS)
-    if unknown := set(names) - set(VARIANTS):
+    arguments = parser.parse_args()
+    names = arguments.only.split(",") if arguments.only else list(VARIANTS)
+    unknown = set(names) - set(VARIANTS)
+    if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
 
-    found = json.loads(RESULTS.read_text()) if given.only and RESULTS.exists() else {}
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(max_workers=2) as pool:
-        variants = [VARIANTS[name] for name in names]
-        scenes = [list(SCENES) if given.all else scenes_of(name) for name in names]
-        results = pool.map(measured, variants, repeat(given.seeds), scenes)
-        for name, figures in zip(names, results, strict=True):
-            found[name] = figures
-            RESULTS.write_text(json.dumps(found) + "\n")
-            print(name, *moves(found["whole"], figures), sep="\n  ", flush=True)
+    figures_of: dict[str, Figures] = {}
+    if arguments.only and RESULTS.exists():
+        figures_of = json.loads(RESULTS.read_text())
 
-    means = {name: round(statistics.mean(values), 2) for name, values in found["whole"].items()}
-    print(f"{table(found)}\n\n{means}")
-    if given.write:
-        write(table(found), MARKS, ROOT / PAGE)
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    variants = [VARIANTS[name] for name in names]
+    scenes = [list(SCENES) if arguments.all else scenes_of(name) for name in names]
+    with ProcessPoolExecutor(max_workers=2) as pool:
+        results = pool.map(measured, variants, repeat(arguments.seeds), scenes)
+        for name, figures in zip(names, results, strict=True):
+            figures_of[name] = figures
+            RESULTS.write_text(json.dumps(figures_of) + "\n")
+            print(name, *moves(figures_of["whole"], figures), sep="\n  ", flush=True)
+
+    means = {}
+    for figure, values in figures_of["whole"].items():
+        means[figure] = round(statistics.mean(values), 2)
+
+    text = table(figures_of)
+    print(f"{text}\n\n{means}")
+    if arguments.write:
+        write(text, MARKS, ROOT / PAGE)
 
 
 if __name__ == "__main__":
