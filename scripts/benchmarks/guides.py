@@ -44,8 +44,8 @@ MAX_TOKENS = 400
 VOCAB_SIZE = 131_072
 CLOSING = ('"', "}", "]", '"}', '"]', "}}", "]}", "}]")
 GOALS: list[Goal] = [
-    ("accepted", "schemas accepted, share", ">=", 0.88),
-    (
+    Goal("accepted", "schemas accepted, share", ">=", 0.88),
+    Goal(
         "right",
         (
             "of those: every answer of two random walks is valid, no invalid instance can be written, "  # noqa: E501
@@ -54,8 +54,8 @@ GOALS: list[Goal] = [
         ">=",
         1,
     ),
-    ("compile_p95_ms", "compile of a schema, p95, ms", "<=", 50),
-    ("mask_p99_ms", "a mask at a vocabulary of 131,072, p99, ms", "<=", 0.6),
+    Goal("compile_p95_ms", "compile of a schema, p95, ms", "<=", 50),
+    Goal("mask_p99_ms", "a mask at a vocabulary of 131,072, p99, ms", "<=", 0.6),
 ]
 
 

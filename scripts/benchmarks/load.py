@@ -18,14 +18,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import uvloop
 
 from scripts.benchmarks import servers
 
-# Ends a chunked body
+# The end of a chunked body.
 WHOLE = b"\r\n0\r\n\r\n"
 ROUND_TIMEOUT_S = 60.0
+STATUS = re.compile(rb"HTTP/1\.[01] (\d+)")
+CONTENT_LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,9 @@ class Records:
     answer.
     """
 
-    # Once in every record that carries tokens
+    # It is once in every record that has tokens.
     mark: re.Pattern[bytes]
-    # The number of tokens: in the last match of an answer, or for each record
+    # How many tokens a record has, or a pattern whose last match says how many an answer has.
     count: re.Pattern[bytes] | int = 1
 
 
@@ -47,16 +50,20 @@ LMI = Records(re.compile(rb'\{"token": ?\{'))
 class Answer:
     """The reads of one answer: their bytes and times."""
 
+    # When its request was sent.
     start_s: float
     reads: list[bytes] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
 
     def record_times_s(self, mark: re.Pattern[bytes]) -> list[float]:
+        """Return when each record was read: the read in which its mark begins."""
         ends = list(itertools.accumulate(map(len, self.reads)))
-        return [
-            self.times_s[bisect.bisect_right(ends, match.start())]
-            for match in mark.finditer(self.body)
-        ]
+        times_s: list[float] = []
+        for match in mark.finditer(self.body):
+            read = bisect.bisect_right(ends, match.start())
+            times_s.append(self.times_s[read])
+
+        return times_s
 
     @property
     def body(self) -> bytes:
@@ -66,7 +73,10 @@ class Answer:
     @property
     def status(self) -> int:
         """The status, or 0 before it came."""
-        match = re.match(rb"HTTP/1\.[01] (\d+)", self.reads[0]) if self.reads else None
+        if not self.reads:
+            return 0
+
+        match = STATUS.match(self.reads[0])
         return int(match[1]) if match else 0
 
 
@@ -91,8 +101,9 @@ class Connection(asyncio.Protocol):
         """Send a request, and return when its answer, of any status, is whole. `answer` has the
         reads so far.
         """
+        # The last bytes that were read.
         self._tail = b""
-        # Bytes that a body of known size still lacks
+        # How many bytes a body of known size still lacks.
         self._num_missing: int | None = None
         self._done = asyncio.get_running_loop().create_future()
         self.answer = Answer(time.perf_counter())
@@ -107,8 +118,8 @@ class Connection(asyncio.Protocol):
         return not self._transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
-        # After the answer, or its client has left
         if self._done.done():
+            # The answer is over, or its client has left.
             return
 
         self.answer.times_s.append(time.perf_counter())
@@ -116,13 +127,15 @@ class Connection(asyncio.Protocol):
         if self._num_missing is not None:
             self._num_missing -= len(data)
         elif len(self.answer.reads) == 1:
-            # Servers write a head in one write
+            # Servers write a head in one write.
             head, _, body = data.partition(b"\r\n\r\n")
-            if size := re.search(rb"(?i)content-length: *(\d+)", head):
+            size = CONTENT_LENGTH.search(head)
+            if size:
                 self._num_missing = int(size[1]) - len(body)
 
         self._tail = (self._tail + data)[-len(WHOLE) :]
-        if self._num_missing == 0 or self._num_missing is None and self._tail == WHOLE:
+        is_whole = self._tail == WHOLE if self._num_missing is None else self._num_missing == 0
+        if is_whole:
             self._done.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -134,13 +147,17 @@ class Connection(asyncio.Protocol):
 
 
 def request(path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    """Return the bytes of a POST."""
     fields = {
         "Host": "x",
         "Content-Type": "application/json",
         "Content-Length": len(body),
         **(headers or {}),
     }
-    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    lines = [f"POST {path} HTTP/1.1"]
+    for name, value in fields.items():
+        lines.append(f"{name}: {value}")
+
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
@@ -150,12 +167,10 @@ def invocation(
     path: str = "/invocations",
     **parameters: object,
 ) -> bytes:
-    """A request for a stream of so many tokens, one in each record of LMI's."""
-    fixed = {"max_new_tokens": num_tokens, "ignore_eos_token": True}
-    return request(
-        path,
-        json.dumps({"inputs": inputs, "stream": True, "parameters": fixed | parameters}).encode(),
-    )
+    """Return a request for a stream of so many tokens, one in each record of LMI's."""
+    all_parameters = {"max_new_tokens": num_tokens, "ignore_eos_token": True, **parameters}
+    body = {"inputs": inputs, "stream": True, "parameters": all_parameters}
+    return request(path, json.dumps(body).encode())
 
 
 @dataclass(frozen=True)
@@ -165,12 +180,13 @@ class Round:
     num_tokens: int
     num_records: int
     seconds: float
-    # From request to first token, of each answer
+    # From request to first token, of each answer.
     first_s: tuple[float, ...]
-    # Between two tokens of an answer; 0 where they came in one read
+    # Between two tokens of an answer; 0 where they came in one read.
     gaps_s: tuple[float, ...]
-    cpu_s: dict[str, float]  # by role
-    # Cores that all other processes used
+    # By role.
+    cpu_s: dict[str, float]
+    # How many cores all other processes used.
     foreign: float
 
     @property
@@ -181,33 +197,52 @@ class Round:
         return self.cpu_s.get(role, 0.0) / self.num_tokens * 1e6
 
 
+class CpuTimes(NamedTuple):
+    """What the clocks say at one moment."""
+
+    at_s: float
+    # Of all cores together, idle or waiting for disks.
+    idle_s: float
+    # By process.
+    used_s: dict[int, float]
+
+
 class Meter:
-    """A meter measures the CPU of some processes by role, and of all others, from when
-    it is made.
-    """
+    """Measures the CPU of some processes by role, and of all others, from when it is made."""
 
     def __init__(self, roles: Mapping[int, str]) -> None:
         self._roles = dict(roles)
-        self._before = self._now()
+        self._start = self._now()
 
-    def _now(self) -> tuple[float, float, dict[int, float]]:
-        cpu_s = {pid: servers.cpu_s(pid) for pid in {*self._roles, os.getpid()}}
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-        # Idle and waiting for disks
-        idle_s = (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
-        return time.perf_counter(), idle_s, cpu_s
+    def _now(self) -> CpuTimes:
+        pids = {*self._roles, os.getpid()}
+        used_s = {pid: servers.cpu_s(pid) for pid in pids}
+
+        first_line = Path("/proc/stat").read_text().partition("\n")[0]
+        fields = first_line.split()
+        idle_ticks = int(fields[4])
+        waiting_ticks = int(fields[5])
+        idle_s = (idle_ticks + waiting_ticks) / os.sysconf("SC_CLK_TCK")
+        return CpuTimes(time.perf_counter(), idle_s, used_s)
 
     def stop(self) -> tuple[dict[str, float], float]:
-        """The CPU seconds by role, and the cores that foreign processes used."""
-        (from_s, idle_from_s, cpu_from_s), (to_s, idle_to_s, cpu_to_s) = self._before, self._now()
-        used_s = {pid: cpu_to_s[pid] - cpu_from_s[pid] for pid in cpu_to_s}
+        """Return the CPU seconds by role, and how many cores foreign processes used."""
+        start = self._start
+        end = self._now()
+        used_s: dict[int, float] = {}
+        for pid, until_s in end.used_s.items():
+            used_s[pid] = until_s - start.used_s[pid]
+
         by_role: dict[str, float] = {}
         for pid, role in self._roles.items():
             by_role[role] = by_role.get(role, 0.0) + used_s[pid]
 
-        num_cores = os.cpu_count() or 1  # those of /proc/stat
-        busy_s = num_cores * (to_s - from_s) - (idle_to_s - idle_from_s)
-        return by_role, max(0.0, busy_s - sum(used_s.values())) / (to_s - from_s)
+        # Those of /proc/stat.
+        num_cores = os.cpu_count() or 1
+        seconds = end.at_s - start.at_s
+        busy_s = num_cores * seconds - (end.idle_s - start.idle_s)
+        foreign_s = max(0.0, busy_s - sum(used_s.values()))
+        return by_role, foreign_s / seconds
 
 
 @contextmanager
@@ -241,23 +276,31 @@ def run_round(
         gc.enable()
 
     cpu_s, foreign = meter.stop()
-    times_s = [answer.record_times_s(records.mark) for answer in answers]
+    num_tokens = 0
+    num_records = 0
+    first_s: list[float] = []
+    gaps_s: list[float] = []
+    for answer in answers:
+        times_s = answer.record_times_s(records.mark)
+        num_tokens += _num_tokens(answer, records)
+        num_records += len(times_s)
+        first_s.append(times_s[0] - answer.start_s)
+        for before, after in itertools.pairwise(times_s):
+            gaps_s.append(after - before)
+
     return Round(
-        num_tokens=sum(_num_tokens(answer, records) for answer in answers),
-        num_records=sum(map(len, times_s)),
+        num_tokens=num_tokens,
+        num_records=num_records,
         seconds=seconds,
-        first_s=tuple(
-            times[0] - answer.start_s for times, answer in zip(times_s, answers, strict=True)
-        ),
-        gaps_s=tuple(
-            after - before for times in times_s for before, after in itertools.pairwise(times)
-        ),
+        first_s=tuple(first_s),
+        gaps_s=tuple(gaps_s),
         cpu_s=cpu_s,
         foreign=foreign,
     )
 
 
 async def ask_all(port: int, requests: list[list[bytes]]) -> tuple[float, list[Answer]]:
+    """Let each list of requests be a user. Returns the seconds that all took, and all answers."""
     async with asyncio.timeout(ROUND_TIMEOUT_S):
         loop = asyncio.get_running_loop()
         openings = [loop.create_connection(Connection, "127.0.0.1", port) for _ in requests]
@@ -267,16 +310,18 @@ async def ask_all(port: int, requests: list[list[bytes]]) -> tuple[float, list[A
             return [await connection.ask(body) for body in bodies]
 
         start_s = time.perf_counter()
-        answers = await asyncio.gather(*map(user, connections, requests))
+        answers_of_users = await asyncio.gather(*map(user, connections, requests))
         seconds = time.perf_counter() - start_s
         for connection in connections:
             connection.close()
 
-    return seconds, [answer for user_answers in answers for answer in user_answers]
+    return seconds, list(itertools.chain.from_iterable(answers_of_users))
 
 
 def _num_tokens(answer: Answer, records: Records) -> int:
+    """Return how many tokens an answer has."""
     if isinstance(records.count, int):
         return records.count * len(records.mark.findall(answer.body))
 
-    return int(records.count.findall(answer.body)[-1])
+    counts = records.count.findall(answer.body)
+    return int(counts[-1])

@@ -30,69 +30,73 @@ PARTS: dict[str, Callable[[], dict[str, float]]] = {
 }
 
 GOALS: list[Goal] = [
-    ("wheel_install_s", "`pip install` of the wheel in a new venv, packages cached, s", "<=", 35),
-    ("wheel_mb", "what it adds to the venv, MB", "<=", 330),
-    (
+    Goal(
+        "wheel_install_s", "`pip install` of the wheel in a new venv, packages cached, s", "<=", 35
+    ),
+    Goal("wheel_mb", "what it adds to the venv, MB", "<=", 330),
+    Goal(
         "serve_pip_s",
         "`scripts/serve` in a new checkout to its first answer, with pip, packages cached, s",
         "<=",
         40,
     ),
-    ("serve_uv_s", "same, with uv, s", "<=", 12),
-    ("start_s", "`lmi serve demo`, from its exec to 200 at `/ping`, s", "<=", 1.0),
-    ("return_s", "from SIGKILL of the engine to the next 200, s", "<=", 0.5),
-    ("idle_pss_mb", "all processes of `lmi serve demo`, idle, PSS, MB", "<=", 150),
-    (
+    Goal("serve_uv_s", "same, with uv, s", "<=", 12),
+    Goal("start_s", "`lmi serve demo`, from its exec to 200 at `/ping`, s", "<=", 1.0),
+    Goal("return_s", "from SIGKILL of the engine to the next 200, s", "<=", 0.5),
+    Goal("idle_pss_mb", "all processes of `lmi serve demo`, idle, PSS, MB", "<=", 150),
+    Goal(
         "frontend_ratio",
         "front-end CPU a streamed token, 64 streams / bare uvicorn writing ready-made lines",
         "<=",
         1.7,
     ),
-    ("frontend_idle_mb", "front-end worker, idle, MB", "<=", 150),
-    (
+    Goal("frontend_idle_mb", "front-end worker, idle, MB", "<=", 150),
+    Goal(
         "gateway_frontend_ratio",
         "front-end CPU a streamed token, 64 streams through the gateway / without it",
         "<=",
         1.2,
     ),
-    (
+    Goal(
         "gateway_first_ms",
         "time that the gateway adds to the first token at 64 streams, ms",
         "<=",
         2.0,
     ),
-    ("demo_1", "model step / transformers' model call, demo shape, batch 1", "<=", 1.0),
-    ("demo_8", "same, batch 8", "<=", 0.8),
-    ("demo_32", "same, batch 32", "<=", 0.65),
-    ("demo_64", "same, batch 64", "<=", 0.65),
-    ("demo_1_bf16", "same, batch 1, weights in bfloat16", "<=", 0.7),
-    ("135m_1", "same, 135M shape, batch 1", "<=", 0.95),
-    ("135m_8", "same, batch 8", "<=", 0.6),
-    ("135m_32", "same, batch 32", "<=", 0.6),
-    ("int8_speedup_8", "int8 over float32, 135M shape, batch 8, times faster", ">=", 1.6),
-    ("rest_ms_1", "a step's time beside the model, batch 1, ms", "<=", 1.0),
-    ("rest_ms_8", "same, batch 8, ms", "<=", 1.0),
-    ("rest_share_64", "same, batch 64, share of the step", "<=", 0.08),
-    (
+    Goal("demo_1", "model step / transformers' model call, demo shape, batch 1", "<=", 1.0),
+    Goal("demo_8", "same, batch 8", "<=", 0.8),
+    Goal("demo_32", "same, batch 32", "<=", 0.65),
+    Goal("demo_64", "same, batch 64", "<=", 0.65),
+    Goal("demo_1_bf16", "same, batch 1, weights in bfloat16", "<=", 0.7),
+    Goal("135m_1", "same, 135M shape, batch 1", "<=", 0.95),
+    Goal("135m_8", "same, batch 8", "<=", 0.6),
+    Goal("135m_32", "same, batch 32", "<=", 0.6),
+    Goal("int8_speedup_8", "int8 over float32, 135M shape, batch 8, times faster", ">=", 1.6),
+    Goal("rest_ms_1", "a step's time beside the model, batch 1, ms", "<=", 1.0),
+    Goal("rest_ms_8", "same, batch 8, ms", "<=", 1.0),
+    Goal("rest_share_64", "same, batch 64, share of the step", "<=", 0.08),
+    Goal(
         "sampled_ratio",
         "tokens/s of 64 streams, temperature 0.8 and top_p 0.95 / greedy, 135M shape",
         ">=",
         0.93,
     ),
-    ("guide_cost_16", "a guide's share over a step without one, batch 16, demo model", "<=", 0.05),
-    (
+    Goal(
+        "guide_cost_16", "a guide's share over a step without one, batch 16, demo model", "<=", 0.05
+    ),
+    Goal(
         "beam_ratio",
         "time of a beam search of width 4 / of four sampled sequences, demo model",
         "<=",
         1.5,
     ),
-    (
+    Goal(
         "concurrency_ratio",
         "tokens/s of 64 requests at once / one after another, demo model",
         ">=",
         10.0,
     ),
-    ("ping_p99_ms", "`/ping` p99 while 64 streams run, ms", "<=", 50.0),
+    Goal("ping_p99_ms", "`/ping` p99 while 64 streams run, ms", "<=", 50.0),
 ]
 
 
@@ -117,7 +121,7 @@ def main() -> None:
     print(text)
     if arguments.write:
         write(text, MARKS, ROOT / PAGE)
-        headlines = table(figures, [goal for goal in GOALS if goal[0] in HEADLINES])
+        headlines = table(figures, [goal for goal in GOALS if goal.figure in HEADLINES])
         write(f"{headlines}\n\nOn {machine()}.", HEADLINE_MARKS, README)
 
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))

@@ -6,51 +6,86 @@ import os
 import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGE = Path("docs/performance.md")
 FIGURES = Path("scripts/benchmarks/figures")
-# Figure, its description, relation, bound
-Goal = tuple[str, str, str, float]
+
+
+class Goal(NamedTuple):
+    """What a figure shall reach."""
+
+    figure: str
+    # Its description.
+    text: str
+    # <= or >=.
+    relation: str
+    bound: float
+
+    @property
+    def sign(self) -> str:
+        return "≤" if self.relation == "<=" else "≥"
+
+    def is_met(self, value: float) -> bool:
+        if self.relation == "<=":
+            return value <= self.bound
+
+        return value >= self.bound
 
 
 def table(figures: dict[str, float], goals: list[Goal], otherwise: str = "") -> str:
-    """A row for each figure that has a goal. `otherwise` fills the rows of goals
-    without a figure.
+    """Return a row for each figure that has a goal. `otherwise` fills the rows of goals without a
+    figure.
     """
     rows = []
-    for name, text, relation, goal in goals:
-        sign = "≤" if relation == "<=" else "≥"
-        if name in figures:
-            is_met = figures[name] <= goal if relation == "<=" else figures[name] >= goal
-            rows.append(
-                [text, f"{figures[name]:.2f}", f"{sign} {goal:g}{'' if is_met else ' (missed)'}"]
-            )
+    for goal in goals:
+        bound = f"{goal.sign} {goal.bound:g}"
+        if goal.figure in figures:
+            value = figures[goal.figure]
+            verdict = bound if goal.is_met(value) else f"{bound} (missed)"
+            rows.append([goal.text, f"{value:.2f}", verdict])
         elif otherwise:
-            rows.append([text, otherwise, f"{sign} {goal:g}"])
+            rows.append([goal.text, otherwise, bound])
 
     return markdown(["figure", "measured", "goal"], rows)
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
-    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
+    """Return a table in Markdown."""
+    lines = [_line(heads), "|---" * len(heads) + "|"]
+    for row in rows:
+        lines.append(_line(row))
+
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = next(
-        (line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor()
-    )
-    return f"{processor}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
+    """Return the processor of this machine, its cores, and the version of Python."""
+    num_cores = len(os.sched_getaffinity(0))
+    return f"{_processor()}, {num_cores} cores, Python {platform.python_version()}"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if "model name" in line:
+            return line.split(":")[1].strip()
+
+    return platform.processor()
 
 
 def write(text: str, marks: tuple[str, str], page: Path) -> None:
-    """Put the text between these marks of a page."""
+    """Put the text between these marks of a page, or behind the first where the second lacks."""
     begin, end = marks
-    before, _, tail = page.read_text().partition(begin)
-    after = tail.partition(end)[2] if end in tail else tail
+    before, _, after = page.read_text().partition(begin)
+    if end in after:
+        _, _, after = after.partition(end)
+
     page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
@@ -58,12 +93,11 @@ def publish(
     name: str, summary: str, details: list[str], *, plotted: str, root: Path = ROOT
 ) -> None:
     """Put the plot and the summary between the marks of this benchmark in PAGE, and the details on
-    a page.
+    a page of their own.
     """
     page = FIGURES / f"{name}.md"
-    (root / page).write_text(
-        "\n\n".join([f"# Every figure of `scripts/bench {name}`", *details]) + "\n"
-    )
+    title = f"# Every figure of `scripts/bench {name}`"
+    (root / page).write_text("\n\n".join([title, *details]) + "\n")
     picture = f"![{plotted}](../{page.with_suffix('.png')})"
     link = f"Measured on {machine()}: [every figure, and how it was measured](../{page})."
     marks = f"<!-- {name} figures -->", f"<!-- end of {name} figures -->"

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from lmi.client.bench.figures import quantile
 from scripts.benchmarks import vllm_model, vllm_servers
-from scripts.benchmarks.drawing import Panel, draw
+from scripts.benchmarks.drawing import Panel, Point, draw
 from scripts.benchmarks.load import Round, realtime
 from scripts.benchmarks.table import FIGURES, ROOT, Goal, machine, markdown, publish, table
 from scripts.benchmarks.vllm_servers import (
@@ -40,37 +40,41 @@ from scripts.benchmarks.vllm_servers import (
 PLOT = ROOT / FIGURES / "vllm.png"
 
 GOALS: list[Goal] = [
-    ("tokens_ratio_1", "output tokens/s, 1 stream / `vllm serve`", ">=", 1.0),
-    ("tokens_ratio_8", "same, 8 streams", ">=", 1.0),
-    ("tokens_ratio_32", "same, 32 streams", ">=", 1.0),
-    ("tokens_ratio_64", "same, 64 streams", ">=", 1.15),
-    ("tokens_log_probs_ratio", "same, 64 streams, both with log-probs", ">=", 1.0),
-    ("tokens_rust_ratio_64", "same, 64 streams / vLLM's Rust front end", ">=", 1.05),
-    ("bare_share", "same, 64 streams / the bare engine in one process on one thread", ">=", 0.85),
-    (
+    Goal("tokens_ratio_1", "output tokens/s, 1 stream / `vllm serve`", ">=", 1.0),
+    Goal("tokens_ratio_8", "same, 8 streams", ">=", 1.0),
+    Goal("tokens_ratio_32", "same, 32 streams", ">=", 1.0),
+    Goal("tokens_ratio_64", "same, 64 streams", ">=", 1.15),
+    Goal("tokens_log_probs_ratio", "same, 64 streams, both with log-probs", ">=", 1.0),
+    Goal("tokens_rust_ratio_64", "same, 64 streams / vLLM's Rust front end", ">=", 1.05),
+    Goal(
+        "bare_share", "same, 64 streams / the bare engine in one process on one thread", ">=", 0.85
+    ),
+    Goal(
         "own_api_share",
         "same, 64 streams, lmi at `/invocations` / lmi at `/v1/completions`",
         ">=",
         0.9,
     ),
-    ("first_p50_ratio_64", "time to first token, 64 streams, p50 / `vllm serve`", "<=", 0.7),
-    ("first_p99_ratio_64", "same, p99", "<=", 1.0),
-    (
+    Goal("first_p50_ratio_64", "time to first token, 64 streams, p50 / `vllm serve`", "<=", 0.7),
+    Goal("first_p99_ratio_64", "same, p99", "<=", 1.0),
+    Goal(
         "front_cpu_ratio",
         "front-end CPU a streamed token, 64 streams / API process of `vllm serve`",
         "<=",
         0.33,
     ),
-    ("front_cpu_log_probs_ratio", "same, with log-probs", "<=", 0.5),
-    (
+    Goal("front_cpu_log_probs_ratio", "same, with log-probs", "<=", 0.5),
+    Goal(
         "all_cpu_ratio",
         "CPU of all processes a streamed token, 64 streams / `vllm serve`",
         "<=",
         1.0,
     ),
-    ("front_memory_ratio", "front-end worker's memory / API process of `vllm serve`", "<=", 0.25),
-    ("first_start_ratio", "first start of a model, to ready / `vllm serve`", "<=", 1.0),
-    ("start_ratio", "its later starts, to ready / `vllm serve`", "<=", 0.5),
+    Goal(
+        "front_memory_ratio", "front-end worker's memory / API process of `vllm serve`", "<=", 0.25
+    ),
+    Goal("first_start_ratio", "first start of a model, to ready / `vllm serve`", "<=", 1.0),
+    Goal("start_ratio", "its later starts, to ready / `vllm serve`", "<=", 0.5),
 ]
 
 
@@ -294,7 +298,7 @@ def plot(records: dict[str, Record]) -> None:
 
     bare = records[BARE].median((STREAMED, MOST), tokens_per_s)
     if bare is not None:
-        panels[0].points["bare engine"] = (MOST, bare)
+        panels[0].points["bare engine"] = Point(MOST, bare)
 
     PLOT.parent.mkdir(exist_ok=True)
     draw(panels, "streams at once", PLOT)

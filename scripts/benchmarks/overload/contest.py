@@ -43,15 +43,17 @@ KEYS = (
 WHOLE = Plan(seconds=60.0, tenants=KEYS)
 QUICK = replace(WHOLE, seconds=10.0, capacity_s=4.0, burst_s=5.0)
 CAPS = "--max-num-seqs 64 --max-num-queued-reqs 96 --max-num-queued-tokens 2048"
+# Figures without a goal.
 MORE = {
-    "gap_s": "what one tenant with a backlog got more than another, s of capacity"
-}  # without a goal
+    "gap_s": "what one tenant with a backlog got more than another, s of capacity",
+}
 
 
 @dataclass(frozen=True)
 class Contestant:
     title: str
-    kind: str  # of `door.py: KINDS`
+    # One of `door.py: KINDS`.
+    kind: str
     flags: tuple[str, ...] = ()
 
 
@@ -77,12 +79,16 @@ def main() -> None:
     arguments = parser.parse_args()
     servers = contestants(arguments.caps)
     names = arguments.only.split(",") if arguments.only else list(servers)
-    if unknown := set(names) - set(servers):
+    unknown = set(names) - set(servers)
+    if unknown:
         parser.error(f"no such server: {', '.join(sorted(unknown))}")
 
     plan = QUICK if arguments.quick else WHOLE
     notes = []
-    results = json.loads(RESULTS.read_text()) if arguments.only and RESULTS.exists() else {}
+    results = {}
+    if arguments.only and RESULTS.exists():
+        results = json.loads(RESULTS.read_text())
+
     for name in names:
         print(f"{name} ...", file=sys.stderr, flush=True)
         parts, note = measured(servers[name], plan)
@@ -92,56 +98,64 @@ def main() -> None:
         RESULTS.write_text(json.dumps(results) + "\n")
         print(f"{name}\n\n{loads_table(parts['load'])}\n", flush=True)
 
-    text = table(
-        {
-            server.title: results[name]["figures"]
-            for name, server in servers.items()
-            if name in results
-        }
-    )
+    columns = {}
+    for name, server in servers.items():
+        if name in results:
+            columns[server.title] = results[name]["figures"]
+
+    text = table(columns)
     how = (
         f"Loads of {plan.seconds:g} s, clients leave after {plan.patience_s:g} s. The caps: "
-        f"`{arguments.caps}`."
+        f"`{arguments.caps}`. On {machine()}."
     )
-    how += f" On {machine()}."
     print("\n\n".join([text, how, *notes]))
     if arguments.write:
         write(f"{text}\n\n{how}", MARKS, ROOT / PAGE)
 
 
 def measured(contestant: Contestant, plan: Plan) -> tuple[Figures, str]:
+    """Return the figures of a server's parts, and what else happened meanwhile."""
     with started(contestant.kind, contestant.flags) as target:
-        run = Run(target, Door("openai", target.model, dict(CLIENT)), plan)
+        door = Door("openai", target.model, dict(CLIENT))
+        run = Run(target, door, plan)
         measurements = measure(run, PARTS, LOADS)
 
     return measurements, closing(run, measurements)
 
 
 def figures(results: Figures) -> dict[str, float]:
-    return headlines(results) | (
-        {"gap_s": results["tenants"]["gap_s"]} if "tenants" in results else {}
-    )
+    """Return the figures of the table."""
+    values = headlines(results)
+    if "tenants" in results:
+        values["gap_s"] = results["tenants"]["gap_s"]
+
+    return values
 
 
 def table(columns: Mapping[str, Mapping[str, float]]) -> str:
-    """A row for each figure, with its goal, and a column for each server."""
-    goals = {
-        name: f"{'≤' if relation == '<=' else '≥'} {bound:g}" for name, _, relation, bound in GOALS
-    }
-    texts = {name: text for name, text, _, _ in GOALS} | MORE
-    rows = [
-        [
-            text,
-            *(cell(column.get(name, math.nan)) for column in columns.values()),
-            goals.get(name, ""),
-        ]
-        for name, text in texts.items()
-    ]
+    """Return a row for each figure, with its goal, and a column for each server."""
+    goals: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    for goal in GOALS:
+        goals[goal.figure] = f"{goal.sign} {goal.bound:g}"
+        texts[goal.figure] = goal.text
+
+    rows = []
+    for name, text in (texts | MORE).items():
+        cells = [cell(column.get(name, math.nan)) for column in columns.values()]
+        rows.append([text, *cells, goals.get(name, "")])
+
     return markdown(["figure", *columns, "goal"], rows)
 
 
 def cell(value: float) -> str:
-    return "" if math.isnan(value) else "never" if math.isinf(value) else f"{value:.2f}"
+    if math.isnan(value):
+        return ""
+
+    if math.isinf(value):
+        return "never"
+
+    return f"{value:.2f}"
 
 
 if __name__ == "__main__":

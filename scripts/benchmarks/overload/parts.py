@@ -20,11 +20,12 @@ from scripts.benchmarks.overload.records import Outcome, Record, of
 
 Figures = dict[str, Any]
 
-# Of capacity, beside the burst
+# The load beside a burst, of capacity.
 BURST_LOAD = 0.5
+# What the light client asks for, and how long it pauses after an answer.
 LIGHT_TOKENS = 8
 LIGHT_PAUSE_S = 0.2
-# Before the light client begins
+# How long hogs ask before the light client begins.
 HOG_LEAD_S = 0.5
 
 
@@ -33,6 +34,7 @@ class Tenant:
     name: str
     weight: float
     num_streams: int
+    # Of each answer.
     num_tokens: int
 
 
@@ -40,20 +42,24 @@ class Tenant:
 class Plan:
     """What is asked, and for how long."""
 
+    # How long each load lasts.
     seconds: float = 20.0
+    # How long a client waits for its answer.
     patience_s: float = 5.0
+    # How long capacity is measured.
     capacity_s: float = 8.0
-    # In the closed loop that measures capacity
+    # In the closed loop that measures capacity.
     num_users: int = 128
+    # Of an answer.
     num_tokens: int = 32
-    # Of work, that comes at once
+    # How much work comes at once in a burst, in seconds of capacity.
     burst_s: float = 10.0
-    # Prompts, answers to each, tokens of an answer
+    # Prompts, answers to each, tokens of an answer.
     hog: tuple[int, int, int] = (128, 4, 200)
-    # Of each hog at a time
+    # How many requests each hog has at a time.
     hog_requests: int = 4
     tenants: tuple[Tenant, ...] = (Tenant("heavy", 1, 256, 48), Tenant("light", 1, 128, 16))
-    # At most, between parts
+    # How long to wait at most, between parts, until the server answers at once again.
     settle_s: float = 60.0
     seed: str = "0"
 
@@ -72,7 +78,7 @@ class Run:
         self._door = door
         self.plan = plan
         self._draw = random.Random(plan.seed)
-        # As it was a moment ago
+        # As it was measured last; None where a part has run since.
         self._capacity: float | None = None
         self.phases: list[Phase] = []
 
@@ -92,10 +98,9 @@ class Run:
         rate = before / plan.num_tokens
         at_s = plan.seconds / 4
         num_at_once = int(rate * plan.burst_s)
-        times_s = (
-            poisson(BURST_LOAD * rate, plan.seconds, f"{plan.seed} burst") + [at_s] * num_at_once
-        )
-        phase = self._offer(sorted(times_s))
+        steady_s = poisson(BURST_LOAD * rate, plan.seconds, f"{plan.seed} burst")
+        burst_s = [at_s] * num_at_once
+        phase = self._offer(sorted(steady_s + burst_s))
         return {
             "num_at_once": num_at_once,
             "recovery_s": counted.recovery_s(phase.records, at_s, plan.seconds),
@@ -109,24 +114,22 @@ class Run:
         light = User(self._asks("light", LIGHT_TOKENS), pause_s=LIGHT_PAUSE_S)
         self._settle()
         alone = self._keep([light], max(2.0, self.plan.seconds / 4)).records
-        num_prompts, num_choices, num_tokens = self.plan.hog
-        names = [name for name in ("hog-1", "hog-2") for _ in range(self.plan.hog_requests)]
-        hogs = [User(self._asks(name, num_tokens, num_prompts, num_choices)) for name in names]
-        beside = self._keep(
-            [*hogs, User(light.asks, HOG_LEAD_S, LIGHT_PAUSE_S)], self.plan.seconds
-        ).records
+
+        light_later = User(light.asks, HOG_LEAD_S, LIGHT_PAUSE_S)
+        beside = self._keep([*self._hog_users(), light_later], self.plan.seconds).records
         settle_s = self._settle()
-        (alone_s, _), (beside_s, is_open) = (
-            counted.waits_s(alone, "light"),
-            counted.waits_s(beside, "light"),
-        )
+
+        waits_alone_s, _ = counted.waits_s(alone, "light")
+        waits_beside_s, is_open = counted.waits_s(beside, "light")
+        alone_s = quantile(waits_alone_s, 0.5)
+        beside_s = quantile(waits_beside_s, 0.5)
         hog_records = [record for record in beside if record.tenant != "light"]
         return {
-            "light_alone_s": quantile(alone_s, 0.5),
-            "light_beside_s": quantile(beside_s, 0.5),
-            "light_worst_s": quantile(beside_s, 1),
-            "light_ratio": (quantile(beside_s, 0.5) - step_s(beside)) / quantile(alone_s, 0.5),
-            "is_at_least": is_open and len(beside_s) == 1,
+            "light_alone_s": alone_s,
+            "light_beside_s": beside_s,
+            "light_worst_s": quantile(waits_beside_s, 1),
+            "light_ratio": (beside_s - step_s(beside)) / alone_s,
+            "is_at_least": is_open and len(waits_beside_s) == 1,
             "num_light_answers": len(of(beside, Outcome.WHOLE)),
             "hogs": {outcome.value: len(of(hog_records, outcome)) for outcome in Outcome},
             "hog_tokens": sum(record.num_tokens for record in hog_records),
@@ -134,50 +137,69 @@ class Run:
             "settle_s": settle_s,
         }
 
+    def _hog_users(self) -> list[User]:
+        """Return the users of two hogs, each of which has several requests at a time."""
+        num_prompts, num_choices, num_tokens = self.plan.hog
+        users: list[User] = []
+        for name in ("hog-1", "hog-2"):
+            for _ in range(self.plan.hog_requests):
+                users.append(User(self._asks(name, num_tokens, num_prompts, num_choices)))
+
+        return users
+
     def tenants(self) -> Figures:
         """Tenants of different size in a closed loop, each of which would fill the server by
         itself.
         """
         before = self._capacity_now()
         plan = self.plan
-        streams = [tenant for tenant in plan.tenants for _ in range(tenant.num_streams)]
-        users = [User(self._asks(tenant.name, tenant.num_tokens)) for tenant in streams]
+        users: list[User] = []
+        for tenant in plan.tenants:
+            for _ in range(tenant.num_streams):
+                users.append(User(self._asks(tenant.name, tenant.num_tokens)))
+
         records = self._keep(users, plan.seconds).records
         capacity = self._capacity_after(before)
+
         weights = {tenant.name: tenant.weight for tenant in plan.tenants}
-        window = (plan.seconds / 4, plan.seconds)
-        served = counted.services(records, weights, *window)
-        gap_tokens = counted.service_gap(records, weights, *window)
+        from_s = plan.seconds / 4
+        to_s = plan.seconds
+        served = counted.services(records, weights, from_s, to_s)
+        mean_service = sum(served.values()) / len(served)
+        gap_tokens = counted.service_gap(records, weights, from_s, to_s)
         return {
             "services": served,
-            "least_share": min(served.values()) * len(served) / (sum(served.values()) or math.nan),
+            "least_share": min(served.values()) / (mean_service or math.nan),
             "gap_tokens": gap_tokens,
             "gap_s": gap_tokens / capacity,
-            "goodput_ratio": counted.delivered(records, *window) / capacity,
+            "goodput_ratio": counted.delivered(records, from_s, to_s) / capacity,
             "outcomes": {outcome.value: len(of(records, outcome)) for outcome in Outcome},
         }
 
     def _figures_of(self, phase: Phase, before: float, from_s: float) -> Figures:
-        """The figures of an open-loop phase, of what was due or read from `from_s` to its end."""
+        """Return the figures of an open-loop phase, of what was due or read from `from_s` on."""
         settle_s = self._settle()
         capacity = self._capacity_after(before)
         plan = self.plan
-        window = (from_s, self.plan.seconds)
+        to_s = plan.seconds
+
         due = [record for record in phase.records if record.start_s >= from_s]
         refused = of(due, Outcome.REFUSED)
         whole = of(due, Outcome.WHOLE)
         refusals_ms = [(record.end_s - record.start_s) * 1e3 for record in refused]
         retries_s = [record.retry_after_s for record in refused if record.retry_after_s is not None]
         firsts_s = [record.times_s[0] - record.start_s for record in whole if record.times_s]
-        offered = sum(record.num_wanted for record in due) / (plan.seconds - from_s)
-        num_servable = counted.servable(phase.records, capacity, plan.seconds, plan.patience_s)
+
+        offered = sum(record.num_wanted for record in due) / (to_s - from_s)
+        goodput = counted.goodput(phase.records, from_s, to_s)
+        num_refused = len(of(phase.records, Outcome.REFUSED))
+        num_servable = counted.servable(phase.records, capacity, to_s, plan.patience_s)
         return {
             "capacity": capacity,
             "capacity_drift": self._capacity_now() / before,
             "offered_ratio": offered / capacity,
-            "goodput_ratio": counted.goodput(phase.records, *window)
-            / (min(capacity, offered) or math.nan),
-            "delivered_ratio": counted.delivered(phase.records, *window) / capacity,
+            "goodput_ratio": goodput / (min(capacity, offered) or math.nan),
+            "delivered_ratio": counted.delivered(phase.records, from_s, to_s) / capacity,
             "outcomes": {outcome.value: len(of(due, outcome)) for outcome in Outcome},
             "reasons": sorted({record.reason for record in of(due, Outcome.FAILED)})[:3],
             "refusal_p50_ms": quantile(refusals_ms, 0.5),
@@ -189,7 +211,7 @@ class Run:
             "ping_p50_ms": quantile(phase.pings_s, 0.5) * 1e3,
             "ping_p99_ms": quantile(phase.pings_s, 0.99) * 1e3,
             "num_bad_pings": phase.num_bad_pings,
-            "servable_share": num_servable / (len(of(phase.records, Outcome.REFUSED)) or math.nan),
+            "servable_share": num_servable / (num_refused or math.nan),
             "settle_s": settle_s,
             "driver_cores": phase.driver_cores,
             "driver_late_p99_ms": quantile(phase.late_s, 0.99) * 1e3,
@@ -197,32 +219,32 @@ class Run:
         }
 
     def _capacity_now(self) -> float:
-        """Tokens a second in a closed loop, whose users ask again soon after a refusal so that the
-        server stays full.
+        """Return the tokens a second in a closed loop, which is run unless that is known.
 
-        The first answer of each has another length, so that they spread. At the end none leaves
-        before its answer, for a server learns from that how long clients wait.
+        Its users ask again soon after a refusal, so that the server stays full. The first answer of
+        each has another length, so that they spread. At the end none leaves before its answer, for
+        a server learns from that how long clients wait. Raises NoAnswer.
         """
-        if self._capacity is None:
-            plan = self.plan
-            self._settle()
-            users = []
-            for _ in range(plan.num_users):
-                first = self._door.ask("load", self._draw.randint(1, plan.num_tokens), self._draw)
-                asks = itertools.chain([first], self._asks("load", plan.num_tokens))
-                users.append(User(asks, max_retry_s=client.MIN_RETRY_S))
+        if self._capacity is not None:
+            return self._capacity
 
-            records = self._keep(users, plan.capacity_s, plan.patience_s).records
-            self._capacity = (
-                counted.delivered(records, plan.capacity_s / 4, plan.capacity_s) or None
-            )
-            if self._capacity is None:
-                reasons = sorted({record.reason for record in of(records, Outcome.FAILED)})
-                raise NoAnswer(f"no tokens came while capacity was measured {reasons[:3]}")
+        plan = self.plan
+        self._settle()
+        users = []
+        for _ in range(plan.num_users):
+            first = self._door.ask("load", self._draw.randint(1, plan.num_tokens), self._draw)
+            asks = itertools.chain([first], self._asks("load", plan.num_tokens))
+            users.append(User(asks, max_retry_s=client.MIN_RETRY_S))
 
-            print(f"  capacity {self._capacity:.0f} tokens/s", file=sys.stderr, flush=True)
+        records = self._keep(users, plan.capacity_s, plan.patience_s).records
+        capacity = counted.delivered(records, plan.capacity_s / 4, plan.capacity_s)
+        if not capacity:
+            reasons = sorted({record.reason for record in of(records, Outcome.FAILED)})
+            raise NoAnswer(f"no tokens came while capacity was measured {reasons[:3]}")
 
-        return self._capacity
+        print(f"  capacity {capacity:.0f} tokens/s", file=sys.stderr, flush=True)
+        self._capacity = capacity
+        return capacity
 
     def _capacity_after(self, before: float) -> float:
         """The mean of the capacity before a part and of that now."""
@@ -266,12 +288,11 @@ class Run:
 
 def step_s(records: list[Record]) -> float:
     """The median time between two tokens of the light client's whole answers, or NaN."""
-    whole = [
-        record
-        for record in of(records, Outcome.WHOLE)
-        if record.tenant == "light" and len(record.times_s) > 1
-    ]
-    gaps_s = [
-        (record.times_s[-1] - record.times_s[0]) / (len(record.times_s) - 1) for record in whole
-    ]
+    gaps_s: list[float] = []
+    for record in of(records, Outcome.WHOLE):
+        num_gaps = len(record.times_s) - 1
+        if record.tenant == "light" and num_gaps > 0:
+            seconds = record.times_s[-1] - record.times_s[0]
+            gaps_s.append(seconds / num_gaps)
+
     return quantile(gaps_s, 0.5)

@@ -10,18 +10,18 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from lmi.client.bench.figures import quantile
-from scripts.benchmarks.overload.door import APIS, KINDS, Door, running, started
+from scripts.benchmarks.overload.door import APIS, KINDS, Door, Target, running, started
 from scripts.benchmarks.overload.parts import Figures, NoAnswer, Plan, Run, Tenant
 from scripts.benchmarks.table import Goal, machine, markdown, table
 
 PARTS = ("load", "burst", "hogs", "tenants")
-# Only OpenAI's API streams several prompts
+# By API. Only OpenAI's streams several prompts.
 PARTS_OF = {
     "openai": PARTS,
     "lmi": ("load", "burst", "tenants"),
@@ -30,61 +30,73 @@ PARTS_OF = {
 # latter.
 CLIENT = [("Authorization", "Bearer {tenant}"), ("x-llm-d-inference-fairness-id", "{tenant}")]
 GOALS: list[Goal] = [
-    (
+    Goal(
         "goodput 1",
         "goodput over capacity (over what was asked for, if less), load 1 of capacity",
         ">=",
         0.9,
     ),
-    ("goodput 2", "same, load 2", ">=", 0.8),
-    ("goodput 4", "same, load 4", ">=", 0.8),
-    ("refusal_p99_ms", "a refusal, p99 of the worst load, ms", "<=", 100),
-    (
+    Goal("goodput 2", "same, load 2", ">=", 0.8),
+    Goal("goodput 4", "same, load 4", ">=", 0.8),
+    Goal("refusal_p99_ms", "a refusal, p99 of the worst load, ms", "<=", 100),
+    Goal(
         "servable_share",
         "refusals that idle capacity could have served, share, worst load",
         "<=",
         0.05,
     ),
-    ("ping_p99_ms", "health check, p99 of the worst load, ms", "<=", 50),
-    ("recovery_s", "seconds from a burst until goodput is back", "<=", 5),
-    ("light_ratio", "a light client's wait beside two hogs, less one step, over alone", "<=", 3),
-    ("least_share", "least service of a tenant with a backlog over an equal one", ">=", 0.8),
+    Goal("ping_p99_ms", "health check, p99 of the worst load, ms", "<=", 50),
+    Goal("recovery_s", "seconds from a burst until goodput is back", "<=", 5),
+    Goal(
+        "light_ratio", "a light client's wait beside two hogs, less one step, over alone", "<=", 3
+    ),
+    Goal("least_share", "least service of a tenant with a backlog over an equal one", ">=", 0.8),
 ]
 
 
 def main() -> None:
     words = sys.argv[1:]
-    own_flags, flags = (
-        (words[: words.index("--")], words[words.index("--") + 1 :])
-        if "--" in words
-        else (words, [])
-    )
-    arguments = parser().parse_args(own_flags)
-    if unknown := set(arguments.parts) - set(PARTS_OF[arguments.api]):
+    flags_of_server: list[str] = []
+    if "--" in words:
+        end = words.index("--")
+        flags_of_server = words[end + 1 :]
+        words = words[:end]
+
+    arguments = parser().parse_args(words)
+    unknown = set(arguments.parts) - set(PARTS_OF[arguments.api])
+    if unknown:
         parser().error(f"no such part: {', '.join(sorted(unknown))}")
 
-    settings = vars(arguments)
-    plan = Plan(
-        **{field.name: settings[field.name] for field in fields(Plan) if field.name in settings}
-    )
-    server = (
-        nullcontext(running(arguments.url, arguments.model))
-        if arguments.url
-        else started(arguments.server, flags)
-    )
-    with server as target:
-        run = Run(target, Door(arguments.api, target.model, dict(arguments.header)), plan)
+    with server_of(arguments, flags_of_server) as target:
+        door = Door(arguments.api, target.model, dict(arguments.header))
+        run = Run(target, door, plan_of(arguments))
         results = measure(run, arguments.parts or PARTS_OF[arguments.api], arguments.loads)
 
-    results["server"] = [arguments.url or arguments.server, *flags]
-    print(
-        f"{loads_table(results['load'])}\n\n{table(headlines(results), GOALS, 'not measured')}\n\n{closing(run, results)}"  # noqa: E501
-    )
+    results["server"] = [arguments.url or arguments.server, *flags_of_server]
+    loads = loads_table(results["load"])
+    figures = table(headlines(results), GOALS, "not measured")
+    print("\n\n".join([loads, figures, closing(run, results)]))
+
     text = json.dumps(clean(results))
     if arguments.json:
         arguments.json.write_text(text + "\n")
 
     print(text)
+
+
+def server_of(arguments: argparse.Namespace, flags: list[str]) -> AbstractContextManager[Target]:
+    """Return the server that runs, or one that is started with these flags."""
+    if arguments.url:
+        return nullcontext(running(arguments.url, arguments.model))
+
+    return started(arguments.server, flags)
+
+
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    """Return the plan that the arguments say; what they do not say has its default."""
+    settings = vars(arguments)
+    names = [field.name for field in fields(Plan) if field.name in settings]
+    return Plan(**{name: settings[name] for name in names})
 
 
 def parser() -> argparse.ArgumentParser:
@@ -166,6 +178,9 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+# How the values of flags are read.
+
+
 def header(text: str) -> tuple[str, str]:
     name, _, value = text.partition(":")
     return name, value.strip()
@@ -181,16 +196,17 @@ def hog(text: str) -> tuple[int, int, int]:
 
 
 def tenants(text: str) -> tuple[Tenant, ...]:
-    rows = [row.split(":") for row in text.split(",")]
-    return tuple(
-        Tenant(name, float(weight), int(streams), int(tokens))
-        for name, weight, streams, tokens in rows
-    )
+    all_tenants: list[Tenant] = []
+    for row in text.split(","):
+        name, weight, num_streams, num_tokens = row.split(":")
+        all_tenants.append(Tenant(name, float(weight), int(num_streams), int(num_tokens)))
+
+    return tuple(all_tenants)
 
 
 def measure(run: Run, parts: Iterable[str], loads: Iterable[float]) -> Figures:
-    """The figures of each part. If the server stops answering in one, the parts before
-    keep theirs.
+    """Return the figures of each part. If the server stops answering in one, the parts before keep
+    theirs.
     """
     results: Figures = {"load": []}
     for part in parts:
@@ -208,23 +224,30 @@ def measure(run: Run, parts: Iterable[str], loads: Iterable[float]) -> Figures:
 
 
 def headlines(results: Figures) -> dict[str, float]:
-    """The figures that have a goal. Of several loads it is the worst."""
-    figures = {f"goodput {row['load']:g}": row["goodput_ratio"] for row in results["load"]}
+    """Return the figures that have a goal. Of several loads it is the worst."""
+    figures: dict[str, float] = {}
+    for row in results["load"]:
+        figures[f"goodput {row['load']:g}"] = row["goodput_ratio"]
+
     for name in ("refusal_p99_ms", "servable_share", "ping_p99_ms"):
-        figures[name] = max(
-            (row[name] for row in results["load"] if not math.isnan(row[name])), default=math.nan
-        )
+        values = [row[name] for row in results["load"] if not math.isnan(row[name])]
+        figures[name] = max(values, default=math.nan)
 
     if "burst" in results:
         back_s = results["burst"]["recovery_s"]
         figures["recovery_s"] = math.inf if back_s is None else back_s
 
-    figures |= {"light_ratio": results["hogs"]["light_ratio"]} if "hogs" in results else {}
-    figures |= {"least_share": results["tenants"]["least_share"]} if "tenants" in results else {}
+    if "hogs" in results:
+        figures["light_ratio"] = results["hogs"]["light_ratio"]
+
+    if "tenants" in results:
+        figures["least_share"] = results["tenants"]["least_share"]
+
     return {name: value for name, value in figures.items() if not math.isnan(value)}
 
 
 def loads_table(rows: list[Figures]) -> str:
+    """Return a row for each load."""
     titles = [
         "load",
         "goodput",
@@ -234,8 +257,6 @@ def loads_table(rows: list[Figures]) -> str:
         "left",
         "failed",
         "refusal p50, p99 ms",
-    ]
-    titles += [
         "Retry-After s",
         "none",
         "servable",
@@ -243,53 +264,61 @@ def loads_table(rows: list[Figures]) -> str:
         "ping p50, p99 ms",
         "driver cores",
     ]
-    lines = []
-    for row in rows:
-        cells = [f"{row['load']:g}", f"{row['goodput_ratio']:.2f}", f"{row['delivered_ratio']:.2f}"]
-        cells += [str(number) for number in row["outcomes"].values()]
-        cells += [f"{row['refusal_p50_ms']:.0f}, {row['refusal_p99_ms']:.0f}"]
-        cells += [", ".join(f"{seconds:g}" for seconds in row["retry_after_s"])]
-        cells += [str(row["num_without_retry_after"]), f"{row['servable_share']:.2f}"]
-        cells += [f"{row['first_p50_s']:.2f}, {row['first_p99_s']:.2f}"]
-        cells += [
-            f"{row['ping_p50_ms']:.0f}, {row['ping_p99_ms']:.0f}",
-            f"{row['driver_cores']:.2f}",
-        ]
-        lines.append([cell.replace("nan, ", "").replace("nan", "") for cell in cells])
+    return markdown(titles, [load_cells(row) for row in rows])
 
-    return markdown(titles, lines)
+
+def load_cells(row: Figures) -> list[str]:
+    """Return the cells of a load; what was not measured is left out of them."""
+    retries = ", ".join(f"{seconds:g}" for seconds in row["retry_after_s"])
+    cells = [
+        f"{row['load']:g}",
+        f"{row['goodput_ratio']:.2f}",
+        f"{row['delivered_ratio']:.2f}",
+        *map(str, row["outcomes"].values()),
+        f"{row['refusal_p50_ms']:.0f}, {row['refusal_p99_ms']:.0f}",
+        retries,
+        str(row["num_without_retry_after"]),
+        f"{row['servable_share']:.2f}",
+        f"{row['first_p50_s']:.2f}, {row['first_p99_s']:.2f}",
+        f"{row['ping_p50_ms']:.0f}, {row['ping_p99_ms']:.0f}",
+        f"{row['driver_cores']:.2f}",
+    ]
+    return [cell.replace("nan, ", "").replace("nan", "") for cell in cells]
 
 
 def closing(run: Run, results: Figures) -> str:
+    """Return what the driver and others took of the machine, and a caveat if there is one."""
     cores = max(phase.driver_cores for phase in run.phases)
-    late_ms = quantile((late_s * 1e3 for phase in run.phases for late_s in phase.late_s), 0.99)
-    foreign = quantile(
-        (phase.foreign_cores for phase in run.phases if not math.isnan(phase.foreign_cores)), 1
-    )
-    is_at_least = results.get("hogs", {}).get("is_at_least")
+    late_ms: list[float] = []
+    foreign_cores: list[float] = []
+    for phase in run.phases:
+        late_ms += [late_s * 1e3 for late_s in phase.late_s]
+        if not math.isnan(phase.foreign_cores):
+            foreign_cores.append(phase.foreign_cores)
+
+    caveat = ""
+    if results.get("hogs", {}).get("is_at_least"):
+        caveat = "The light client still waited at the end: its ratio is a lower bound. "
+
     return (
-        "The light client still waited at the end: its ratio is a lower bound. "
-        if is_at_least
-        else ""
-    ) + (
-        f"The driver took {cores:.2f} of {os.cpu_count()} cores in its dearest phase and sent "
-        f"requests "
-        f"{late_ms:.1f} ms late (p99); others than its server took up to {foreign:.2f} cores. On "
-        f"{machine()}."
+        f"{caveat}The driver took {cores:.2f} of {os.cpu_count()} cores in its dearest phase and "
+        f"sent requests {quantile(late_ms, 0.99):.1f} ms late (p99); others than its server took "
+        f"up to {quantile(foreign_cores, 1):.2f} cores. On {machine()}."
     )
 
 
 def clean(value: Any) -> Any:
-    """The value as JSON has it: rounded, and None for what is not a number."""
+    """Return the value as JSON has it: rounded, and None for what is not a number."""
     if isinstance(value, Mapping):
         return {name: clean(part) for name, part in value.items()}
 
     if isinstance(value, list):
         return [clean(part) for part in value]
 
-    return (
-        (round(value, 4) if math.isfinite(value) else None) if isinstance(value, float) else value
-    )
+    if not isinstance(value, float):
+        return value
+
+    return round(value, 4) if math.isfinite(value) else None
 
 
 if __name__ == "__main__":

@@ -225,9 +225,9 @@ def time_ratios(results_of: dict[str, Results]) -> tuple[dict[str, float], list[
         if LMI in results.first and OV in results.first:
             text = f"{name}: first token of a prompt of {LONGEST}, time over OpenVINO GenAI's"
             figures[text] = results.first[LMI].first_ms / results.first[OV].first_ms
-            goals.append((text, text, "<=", 1.0))
+            goals.append(Goal(text, text, "<=", 1.0))
 
-        for kind, goal in (("cold", 0.8), ("warm", 1.0)):
+        for kind, bound in (("cold", 0.8), ("warm", 1.0)):
             times = {peer: figure.seconds for peer, figure in results.prefix.get(kind, {}).items()}
             peer_times = [value for peer, value in times.items() if peer != LMI]
             if LMI in times and peer_times:
@@ -237,7 +237,7 @@ def time_ratios(results_of: dict[str, Results]) -> tuple[dict[str, float], list[
                     f"fastest peer's"
                 )
                 figures[text] = times[LMI] / min(peer_times)
-                goals.append((text, text, "<=", goal))
+                goals.append(Goal(text, text, "<=", bound))
 
         our_start = results.starts.get(LMI_SERVER)
         for peer, theirs in results.starts.items() if our_start else ():
@@ -250,7 +250,7 @@ def time_ratios(results_of: dict[str, Results]) -> tuple[dict[str, float], list[
                     time: our_start.seconds / theirs.seconds,
                     memory: our_start.idle_mb / theirs.idle_mb,
                 }
-                goals += [(text, text, "<=", 1.0) for text in (time, memory)]
+                goals += [Goal(text, text, "<=", 1.0) for text in (time, memory)]
 
     return figures, goals
 
