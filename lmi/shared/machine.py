@@ -211,12 +211,15 @@ def free_bytes(proc: Path = PROC) -> int:
     return max(0, min(available, *bytes_left, UNLIMITED))
 
 
-def share_bytes() -> int:
+def share_bytes(proc: Path = PROC) -> int:
     """Return the memory that this process may take: its share, which the supervisor has set in its
     environment, or else what is free now.
     """
     share = os.environ.get(SHARE, "")
-    return int(share) if share.isdecimal() else free_bytes()
+    if share.isdecimal():
+        return int(share)
+
+    return free_bytes(proc)
 
 
 def _bytes_left(group: ControlGroup) -> int:

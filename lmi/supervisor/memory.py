@@ -4,9 +4,10 @@ beside the rest.
 It is read once, so that replicas are alike, and one that starts again is as it was.
 """
 
+from pathlib import Path
+
 from lmi.settings.config import Config
-from lmi.shared import machine
-from lmi.shared.machine import MB
+from lmi.shared.machine import MB, PROC, SHARE, free_bytes
 
 # The process that starts front ends.
 MASTER_BYTES = 24 * MB
@@ -14,9 +15,10 @@ MASTER_BYTES = 24 * MB
 FRONT_END_BYTES = 40 * MB
 
 
-def of_memory(config: Config) -> dict[str, str]:
+def of_memory(config: Config, proc: Path = PROC) -> dict[str, str]:
     """Return the variable that tells an engine how much memory it may take, itself included."""
     num_processes = config.server.frontend_workers + config.num_formatters
     bytes_of_processes = MASTER_BYTES + num_processes * FRONT_END_BYTES
-    share = (machine.free_bytes() - bytes_of_processes) // config.engine.num_engines
-    return {machine.SHARE: str(max(0, share))}
+    bytes_of_engines = free_bytes(proc) - bytes_of_processes
+    share = bytes_of_engines // config.engine.num_engines
+    return {SHARE: str(max(0, share))}

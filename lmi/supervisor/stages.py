@@ -24,8 +24,8 @@ from lmi.settings.config import Config, ServerConfig
 from lmi.settings.listeners import User
 from lmi.settings.resolve import Resolved
 from lmi.settings.start import Fetched
-from lmi.shared import machine
 from lmi.shared.linux import SUPERVISOR_PID
+from lmi.shared.machine import PROC, num_free_tasks
 from lmi.shared.state import SupervisorRecord
 from lmi.sources import fetches
 from lmi.supervisor.child import Child, ChildKind
@@ -61,10 +61,10 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def check_task_limit(num_front_ends: int, num_engines: int) -> None:
+def check_task_limit(num_front_ends: int, num_engines: int, proc: Path = PROC) -> None:
     """Raise StartError if this server could not start its processes with their threads."""
     num_needed = NUM_OWN_TASKS + NUM_TASKS_EACH * (num_front_ends + num_engines)
-    num_free = machine.num_free_tasks()
+    num_free = num_free_tasks(proc)
     if num_free is not None and num_free < num_needed:
         raise StartError(
             f"a server needs {num_needed} more processes and threads, and only {num_free} may be "

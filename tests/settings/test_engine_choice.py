@@ -66,10 +66,18 @@ def test_replicas_are_as_many_as_fit_between_the_two_bounds(
     ],
 )
 def test_ranks_of_vllm_are_gpus_or_share_the_cores(
-    folder: Path, text: str, machine: Machine, wanted: object, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path: Path,
+    text: str,
+    machine: Machine,
+    wanted: object,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As if Ray were installed
-    monkeypatch.setattr("handlers.lmi_vllm.about.folder_of", Path)
+    ray = tmp_path / "other site" / "ray"
+    ray.mkdir(parents=True)
+    (ray / "__init__.py").write_text("raise RuntimeError('imported by the supervisor')")
+    monkeypatch.syspath_prepend(ray.parent)
+
     engine = settle(folder, f"option.rolling_batch=vllm\n{text}", machine=machine).config.engine
     assert (engine.num_engines, engine.tensor_parallel_degree) == wanted
     (fault,) = faults(folder, "option.rolling_batch=vllm\noption.pipeline_parallel_degree=2")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,48 +17,14 @@ from lmi.shared.machine import (
     num_free_tasks,
     num_usable_cores,
 )
+from tests.kernel_files import GB, Kernel, kernel_in, write
 
-GB = 1 << 30
 UNLIMITED_V1 = 9223372036854771712
-
-
-def write(path: Path, text: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n")
-
-
-@dataclass
-class Kernel:
-    """What the kernel shows to a process: /proc, and mounts of control groups."""
-
-    proc: Path
-    mounts: Path
-
-    def own_groups(self, text: str) -> None:
-        write(self.proc / "self/cgroup", text)
-
-    def mount(self, name: str, kind: str, options: str = "rw", top: str = "/") -> Path:
-        """Mount control groups, of which `top` and those below it are shown, and return where."""
-        place = self.mounts / name
-        mount_point = str(place).replace(" ", "\\040")
-        file = self.proc / "self/mountinfo"
-        lines = (
-            file.read_text()
-            if file.exists()
-            else "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n"
-        )
-        write(
-            file,
-            f"{lines}35 31 0:32 {top} {mount_point} rw,nosuid shared:9 - {kind} {kind} {options}",
-        )
-        return place
 
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Kernel:
-    proc = tmp_path / "proc"
-    write(proc / "meminfo", f"MemTotal: {16 << 20} kB\nMemFree: 1 kB\nMemAvailable:   {8 << 20} kB")
-    return Kernel(proc, tmp_path / "control groups")
+    return kernel_in(tmp_path)
 
 
 def version_2(
@@ -216,15 +181,19 @@ def test_without_proc_there_is_no_limit(tmp_path: Path) -> None:
 # Cores.
 
 
-@pytest.fixture
-def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+# Of this machine, as every test has them.
+NUM_CORES = len(os.sched_getaffinity(0))
+PERIOD_US = 100_000
 
 
-@pytest.mark.usefixtures("four_cores")
 @pytest.mark.parametrize(
     ("quota", "num_cores"),
-    [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("800000 100000", 4)],
+    [
+        (f"max {PERIOD_US}", NUM_CORES),
+        (f"{2 * NUM_CORES * PERIOD_US} {PERIOD_US}", NUM_CORES),
+        (f"{NUM_CORES * PERIOD_US - 1} {PERIOD_US}", max(1, NUM_CORES - 1)),
+        (f"{PERIOD_US // 2} {PERIOD_US}", 1),
+    ],
 )
 def test_cores_are_those_of_the_mask_within_the_quota(
     kernel: Kernel, quota: str, num_cores: int
@@ -234,24 +203,41 @@ def test_cores_are_those_of_the_mask_within_the_quota(
     assert num_usable_cores(kernel.proc) == num_cores
 
 
-@pytest.mark.usefixtures("four_cores")
+def test_a_mask_of_fewer_cores_counts_more_than_a_larger_quota(kernel: Kernel) -> None:
+    kernel.own_groups("0::/job")
+    write(kernel.mount("unified", "cgroup2") / "job/cpu.max", f"max {PERIOD_US}")
+    cores = os.sched_getaffinity(0)
+    # Of this thread alone.
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        assert num_usable_cores(kernel.proc) == 1
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def test_the_quota_of_a_group_above_bounds_the_cores(kernel: Kernel) -> None:
     kernel.own_groups("0::/slice/job")
     place = kernel.mount("unified", "cgroup2")
-    write(place / "slice/cpu.max", "200000 100000")
-    write(place / "slice/job/cpu.max", "max 100000")
-    assert num_usable_cores(kernel.proc) == 2
+    write(place / "slice/cpu.max", f"{PERIOD_US} {PERIOD_US}")
+    write(place / "slice/job/cpu.max", f"max {PERIOD_US}")
+    assert num_usable_cores(kernel.proc) == 1
 
 
-@pytest.mark.usefixtures("four_cores")
-@pytest.mark.parametrize(("quota_us", "num_cores"), [(-1, 4), (300000, 3), (20000, 1)])
+@pytest.mark.parametrize(
+    ("quota_us", "num_cores"),
+    [
+        (-1, NUM_CORES),
+        (NUM_CORES * PERIOD_US - 1, max(1, NUM_CORES - 1)),
+        (PERIOD_US // 5, 1),
+    ],
+)
 def test_version_1_has_its_quota_in_two_files(
     kernel: Kernel, quota_us: int, num_cores: int
 ) -> None:
     kernel.own_groups("9:cpu,cpuacct:/a\n4:memory:/b")
     place = kernel.mount("cpu", "cgroup", "rw,cpu,cpuacct")
     write(place / "a/cpu.cfs_quota_us", quota_us)
-    write(place / "a/cpu.cfs_period_us", 100000)
+    write(place / "a/cpu.cfs_period_us", PERIOD_US)
     assert num_usable_cores(kernel.proc) == num_cores
 
 
@@ -266,16 +252,16 @@ def test_this_machine_has_some() -> None:
     assert 0 < free_bytes() <= memory_bytes()
 
 
-@pytest.mark.usefixtures("four_cores")
+@pytest.mark.skipif(NUM_CORES == 1, reason="a quota keeps no core from a machine with one")
 def test_people_are_told_both_limits_and_what_sets_them(kernel: Kernel) -> None:
     kernel.own_groups("0::/")
     place = kernel.mount("unified", "cgroup2")
     version_2(place, 700 * MB, 200 * MB)
-    write(place / "cpu.max", "200000 100000")
+    write(place / "cpu.max", f"{PERIOD_US} {PERIOD_US}")
     description = describe(kernel.proc)
     assert description == (
-        f"2 cores (a quota keeps it from 2 more), memory 700 MB ({place}/memory.max), of which 500 "
-        f"MB are free"
+        f"1 core (a quota keeps it from {NUM_CORES - 1} more), "
+        f"memory 700 MB ({place}/memory.max), of which 500 MB are free"
     )
 
 

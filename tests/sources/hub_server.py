@@ -31,6 +31,8 @@ class HubServer(FaultyServer):
         self.fails_each: int | None = None
         # Parts of files can be asked for
         self.has_ranges = True
+        # Small files are named as git names them; a mirror may name them by the hash of their bytes
+        self.has_git = True
         # Another hub, to which requests for large files are redirected
         self.files_at: str | None = None
 
@@ -92,11 +94,23 @@ class HubServer(FaultyServer):
         of its bytes.
         """
         size = self.listed_sizes.get(path, len(data))
-        entry = {"type": "file", "path": path, "size": size, "oid": git_id(data)}
+        entry = {"type": "file", "path": path, "size": size, "oid": self._id_of(data)}
         if not _is_large(path):
             return entry
 
-        return entry | {"lfs": {"oid": _etag(path, data), "size": size, "pointerSize": 130}}
+        return entry | {"lfs": {"oid": self._etag(path, data), "size": size, "pointerSize": 130}}
+
+    def _etag(self, path: str, data: bytes) -> str:
+        if _is_large(path):
+            return hashlib.sha256(data).hexdigest()
+
+        return self._id_of(data)
+
+    def _id_of(self, data: bytes) -> str:
+        if self.has_git:
+            return git_id(data)
+
+        return hashlib.sha1(data).hexdigest()
 
     def _commit(self, id: str, revision: str) -> str | None:
         return revision if (id, revision) in self._commits else self._revisions.get((id, revision))
@@ -112,7 +126,11 @@ class HubServer(FaultyServer):
         if (data := self._commits[id, commit].get(path)) is None:
             return _error(404, "Entry not found", "EntryNotFound")
 
-        head = {"ETag": f'"{_etag(path, data)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        head = {
+            "ETag": f'"{self._etag(path, data)}"',
+            "X-Repo-Commit": commit,
+            "Accept-Ranges": "bytes",
+        }
         if self.files_at is not None and _is_large(path):
             return Answer(
                 302, head | {"Location": f"{self.files_at}/{id}/resolve/{revision}/{path}"}
@@ -133,10 +151,6 @@ class HubServer(FaultyServer):
 
 def _is_large(path: str) -> bool:
     return path.endswith((".safetensors", ".bin"))
-
-
-def _etag(path: str, data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest() if _is_large(path) else git_id(data)
 
 
 def git_id(data: bytes) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.shared import machine
-from lmi.shared.machine import MB
+from lmi.shared.machine import MB, SHARE, share_bytes
 from lmi.supervisor.memory import FRONT_END_BYTES, MASTER_BYTES, of_memory
+from tests.kernel_files import kernel_in
 
 CONFIG = Config(
     server=ServerConfig(), model=ModelConfig(path="", name="model"), engine=EngineConfig()
@@ -18,29 +19,27 @@ CONFIG = Config(
 
 @pytest.mark.parametrize(("num_engines", "share_mb"), [(1, 600), (2, 300)])
 def test_engines_share_what_front_ends_leave(
-    monkeypatch: pytest.MonkeyPatch, num_engines: int, share_mb: int
+    tmp_path: Path, num_engines: int, share_mb: int
 ) -> None:
-    monkeypatch.setattr(
-        machine, "free_bytes", lambda: 600 * MB + MASTER_BYTES + 2 * FRONT_END_BYTES
-    )
+    kernel = kernel_in(tmp_path, 600 * MB + MASTER_BYTES + 2 * FRONT_END_BYTES)
     config = replace(
         CONFIG,
         server=ServerConfig(frontend_workers=2),
         engine=EngineConfig(num_engines=num_engines),
     )
-    assert of_memory(config) == {machine.SHARE: str(share_mb * MB)}
+    assert of_memory(config, kernel.proc) == {SHARE: str(share_mb * MB)}
 
 
-def test_an_engine_without_room_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "free_bytes", lambda: 10 * MB)
-    assert of_memory(CONFIG) == {machine.SHARE: "0"}
+def test_an_engine_without_room_is_told_so(tmp_path: Path) -> None:
+    kernel = kernel_in(tmp_path, 10 * MB)
+    assert of_memory(CONFIG, kernel.proc) == {SHARE: "0"}
 
 
 def test_an_engine_reads_its_share_and_a_library_what_is_free(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "free_bytes", lambda: 7 * MB)
-    monkeypatch.setenv(machine.SHARE, str(5 * MB))
-    assert machine.share_bytes() == 5 * MB
-    monkeypatch.delenv(machine.SHARE)
-    assert machine.share_bytes() == 7 * MB
+    kernel = kernel_in(tmp_path, 7 * MB)
+    monkeypatch.setenv(SHARE, str(5 * MB))
+    assert share_bytes(kernel.proc) == 5 * MB
+    monkeypatch.delenv(SHARE)
+    assert share_bytes(kernel.proc) == 7 * MB

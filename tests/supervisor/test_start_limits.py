@@ -8,27 +8,34 @@ import pytest
 
 from lmi.errors import StartError
 from lmi.runtime import cannot_write
-from lmi.shared import machine
 from lmi.supervisor.stages import check_task_limit
+from tests.kernel_files import kernel_in, write
+
+
+def free_tasks(folder: Path, limit: object) -> Path:
+    """Return a /proc of a control group in which 100 tasks run, and `limit` may."""
+    kernel = kernel_in(folder)
+    kernel.own_groups("0::/job")
+    group = kernel.mount("unified", "cgroup2") / "job"
+    write(group / "pids.max", limit)
+    write(group / "pids.current", 100)
+    return kernel.proc
 
 
 def test_a_server_that_could_not_start_its_processes_says_how_many_it_needs(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(machine, "num_free_tasks", lambda: 2)
+    proc = free_tasks(tmp_path, limit=102)
     with pytest.raises(
         StartError,
         match=r"needs 7 more processes and threads, and only 2 may .*pids\.max.*RLIMIT_NP",
     ):
-        check_task_limit(num_front_ends=1, num_engines=1)
+        check_task_limit(num_front_ends=1, num_engines=1, proc=proc)
 
 
-@pytest.mark.parametrize("num_free", [7, 1000, None])
-def test_a_server_with_room_for_its_processes_starts(
-    monkeypatch: pytest.MonkeyPatch, num_free: int | None
-) -> None:
-    monkeypatch.setattr(machine, "num_free_tasks", lambda: num_free)
-    check_task_limit(num_front_ends=1, num_engines=1)
+@pytest.mark.parametrize("limit", [107, 1100, "max"])
+def test_a_server_with_room_for_its_processes_starts(tmp_path: Path, limit: object) -> None:
+    check_task_limit(num_front_ends=1, num_engines=1, proc=free_tasks(tmp_path, limit))
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])

@@ -60,7 +60,7 @@ class Machine:
         monkeypatch.setattr(machine, "memory_bytes", lambda: 64 * MB)
         monkeypatch.setattr(machine, "free_bytes", self._free_bytes)
 
-    def _free_bytes(self) -> int:
+    def _free_bytes(self, proc: object = None) -> int:
         num_written = 0 if self.cache is None else self.cache.num_blocks - self.cache.num_new
         return LEAST_MARGIN + (self.num_blocks - num_written) * BLOCK_BYTES
 
