@@ -1,4 +1,4 @@
-"""The floor for a front end: a bare ASGI application that streams ready-made lines at a given rate.
+"""The least that a front end can cost: a bare ASGI application that streams ready-made lines.
 
 It reads no request, decodes no token and makes no line, so only uvicorn's cost of one write per
 line remains. All streams share one tick, which makes waiting as cheap as possible.
@@ -18,11 +18,13 @@ ticker: asyncio.Task[None] | None = None
 
 
 async def keep_ticking() -> None:
+    """Wake all streams after each step."""
     global tick
     while True:
         await asyncio.sleep(STEP_S)
-        tick, passed = asyncio.Event(), tick
-        passed.set()
+        passed_tick = tick
+        tick = asyncio.Event()
+        passed_tick.set()
 
 
 async def app(
@@ -31,14 +33,11 @@ async def app(
     send: Callable[[Any], Awaitable[None]],
 ) -> None:
     global ticker
-    ticker = ticker or asyncio.create_task(keep_ticking())
-    await send(
-        {
-            "type": "http.response.start",
-            "status": 200,
-            "headers": [(b"content-type", b"application/jsonlines")],
-        }
-    )
+    if ticker is None:
+        ticker = asyncio.create_task(keep_ticking())
+
+    headers = [(b"content-type", b"application/jsonlines")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     if scope["path"] == "/invocations":
         for _ in range(NUM_TOKENS):
             await tick.wait()

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from itertools import pairwise
 from typing import Any, cast
 
 from lmi.client.bench.figures import quantile
@@ -67,6 +68,11 @@ class TimedRunner:
         self.forward_s: list[float] = []
         self.starts_s: list[float] = []
 
+    @property
+    def steps_s(self) -> list[float]:
+        """The time from the start of each step to that of the next one."""
+        return [after - before for before, after in pairwise(self.starts_s)]
+
     def __getattr__(self, name: str) -> object:
         return getattr(self._runner, name)
 
@@ -97,12 +103,11 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
     from handlers.lmi_dist import Executor
     from handlers.lmi_dist.loading import load_runner
 
-    near_end, theirs = socket.socketpair()
-    threading.Thread(
-        target=lambda: [None for _ in iter(lambda: theirs.recv(1 << 20), b"")], daemon=True
-    ).start()
+    near_end, far_end = socket.socketpair()
+    threading.Thread(target=read_all, args=[far_end], daemon=True).start()
     config = EngineConfig(max_num_sequences=64)
-    runner = TimedRunner(load_runner(model, config, lambda stage, share: None)[0], batch)
+    loaded_runner, _ = load_runner(model, config, lambda stage, share: None)
+    runner = TimedRunner(loaded_runner, batch)
     request = greedy(output_config=OutputConfig(return_log_probs=True))
     with Executor(runner, config) as executor:
         executor.enqueue_requests([request] * batch)
@@ -113,11 +118,17 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
             num_open -= sum(response.is_final for response in responses)
 
     near_end.close()
-    steps_s = [
-        after - before for before, after in zip(runner.starts_s, runner.starts_s[1:], strict=False)
-    ]
-    rest_s = [step - forward for step, forward in zip(steps_s, runner.forward_s, strict=False)]
-    return statistics.median(rest_s) * 1000, statistics.median(runner.forward_s) * 1000
+    outside_s: list[float] = []
+    for step_s, forward_s in zip(runner.steps_s, runner.forward_s, strict=False):
+        outside_s.append(step_s - forward_s)
+
+    return statistics.median(outside_s) * 1000, statistics.median(runner.forward_s) * 1000
+
+
+def read_all(end: socket.socket) -> None:
+    """Read what comes until the other end is closed."""
+    while end.recv(1 << 20):
+        pass
 
 
 def guided_step(model: str, guide: str | None) -> float:
@@ -128,13 +139,13 @@ def guided_step(model: str, guide: str | None) -> float:
     from handlers.lmi_dist import Executor
     from handlers.lmi_dist.loading import load_runner
 
-    runner = TimedRunner(
-        load_runner(model, EngineConfig(), lambda stage, share: None)[0], GUIDED_BATCH
-    )
+    loaded_runner, _ = load_runner(model, EngineConfig(), lambda stage, share: None)
+    runner = TimedRunner(loaded_runner, GUIDED_BATCH)
     params = None if guide is None else GuidedDecodingParams(GuideType.JSON_SCHEMA, guide)
     request = greedy(guided_decoding_params=params)
-    with Executor(runner, ExecutorConfig(guided_decoding_config=read_config(model))) as executor:
-        # The guide is compiled in the first
+    config = ExecutorConfig(guided_decoding_config=read_config(model))
+    with Executor(runner, config) as executor:
+        # The guide is compiled in the first run.
         for _ in range(NUM_GUIDED_RUNS):
             executor.enqueue_requests([request] * GUIDED_BATCH)
             num_open = GUIDED_BATCH
@@ -142,10 +153,7 @@ def guided_step(model: str, guide: str | None) -> float:
                 responses = cast(list[Response], executor.await_responses(timeout_s=10))
                 num_open -= sum(response.is_final for response in responses)
 
-    steps_s = [
-        after - before for before, after in zip(runner.starts_s, runner.starts_s[1:], strict=False)
-    ]
-    return statistics.median(steps_s) * 1000
+    return statistics.median(runner.steps_s) * 1000
 
 
 def beam_ratio(model: str) -> float:
@@ -154,31 +162,26 @@ def beam_ratio(model: str) -> float:
     """
     from handlers.lmi_dist import Executor
 
-    several = BEAM_WIDTH
-    configs = [
-        SamplingConfig(several, num_return_sequences=several),
-        SamplingConfig(num_return_sequences=several),
-    ]
-    requests = [
-        Request(TOKEN_IDS, NUM_TOKENS, ignore_eos=True, sampling_config=sampling)
-        for sampling in configs
-    ]
-    times_s: list[list[float]] = [[], []]
+    num_answers = BEAM_WIDTH
+    searching = SamplingConfig(BEAM_WIDTH, num_return_sequences=num_answers)
+    sampling = SamplingConfig(num_return_sequences=num_answers)
+    beams_s: list[float] = []
+    sampled_s: list[float] = []
     with Executor(model, EngineConfig(max_num_sequences=64)) as executor:
         for _ in range(NUM_SEARCHES):
-            for request, own_s in zip(requests, times_s, strict=True):
+            for config, times_s in ((searching, beams_s), (sampling, sampled_s)):
+                request = Request(TOKEN_IDS, NUM_TOKENS, ignore_eos=True, sampling_config=config)
                 start_s = time.perf_counter()
                 request_id = executor.enqueue_request(request)
-                while not cast(list[Response], executor.await_responses(request_id, 60))[
-                    -1
-                ].is_final:
-                    pass
+                is_final = False
+                while not is_final:
+                    responses = executor.await_responses(request_id, 60)
+                    is_final = cast(list[Response], responses)[-1].is_final
 
-                own_s.append(time.perf_counter() - start_s)
+                times_s.append(time.perf_counter() - start_s)
 
-    # The first ones find everything cold
-    beams_s, sampled_s = (statistics.median(own_s[1:]) for own_s in times_s)
-    return beams_s / sampled_s
+    # The first ones find everything cold.
+    return statistics.median(beams_s[1:]) / statistics.median(sampled_s[1:])
 
 
 def tokens_per_s(port: int, num_streams: int, *requests: bytes) -> float:
@@ -205,11 +208,9 @@ def sampled_ratio() -> float:
         ratios = []
         with servers.lmi({}, f"{folder}/f32") as server:
             for _ in range(NUM_SAMPLED_PAIRS + 1):
-                sampled, greedy = (
-                    tokens_per_s(server.port, 64, invocation(64, **parameters))
-                    for parameters in (SAMPLED, {})
-                )
-                ratios.append(sampled / greedy)
+                sampled_speed = tokens_per_s(server.port, 64, invocation(64, **SAMPLED))
+                greedy_speed = tokens_per_s(server.port, 64, invocation(64))
+                ratios.append(sampled_speed / greedy_speed)
 
     # The first pair warms up
     return statistics.median(ratios[1:])
@@ -243,11 +244,11 @@ def measure() -> dict[str, float]:
     )
     figures: dict[str, float] = {}
     with servers.lmi({}, model) as server:
-        tokens_per_s(server.port, 4, invocation(NUM_TOKENS))  # warm-up
+        # The warm-up.
+        tokens_per_s(server.port, 4, invocation(NUM_TOKENS))
         figures |= throughput(server.port)
-        pings_s = asyncio.run(ping_under_load(server.port)) + asyncio.run(
-            ping_under_load(server.port)
-        )
+        pings_s = asyncio.run(ping_under_load(server.port))
+        pings_s += asyncio.run(ping_under_load(server.port))
         figures["ping_p99_ms"] = quantile(pings_s, 0.99) * 1000
         figures["num_pings"] = len(pings_s)
 
@@ -257,13 +258,13 @@ def measure() -> dict[str, float]:
         figures[f"model_ms_{batch}"] = model_ms
         figures[f"rest_share_{batch}"] = rest_ms / (rest_ms + model_ms)
 
-    pairs_ms = [
-        [guided_step(model, guide) for guide in (json.dumps(PEOPLE), None)]
-        for _ in range(NUM_GUIDED_PAIRS)
-    ]
-    figures["guide_cost_16"] = (
-        statistics.median(guided_ms / plain_ms for guided_ms, plain_ms in pairs_ms) - 1
-    )
+    ratios = []
+    for _ in range(NUM_GUIDED_PAIRS):
+        guided_ms = guided_step(model, json.dumps(PEOPLE))
+        plain_ms = guided_step(model, None)
+        ratios.append(guided_ms / plain_ms)
+
+    figures["guide_cost_16"] = statistics.median(ratios) - 1
     figures["beam_ratio"] = beam_ratio(model)
     figures["sampled_ratio"] = sampled_ratio()
     return figures

@@ -28,20 +28,24 @@ from lmi.errors import LmiError
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
 from scripts.benchmarks.table import PAGE, ROOT, Goal, machine, table, write
 
+# The folders of schemas.
 SETS = (
-    *(
-        "Glaiveai2K",
-        "Github_trivial",
-        "Github_easy",
-        "Github_medium",
-        "Github_hard",
-        "Github_ultra",
-    ),
-    *("JsonSchemaStore", "Kubernetes", "Snowplow", "WashingtonPost"),
+    "Glaiveai2K",
+    "Github_trivial",
+    "Github_easy",
+    "Github_medium",
+    "Github_hard",
+    "Github_ultra",
+    "JsonSchemaStore",
+    "Kubernetes",
+    "Snowplow",
+    "WashingtonPost",
 )
+# The walks through the masks of a guide, and the most tokens of one.
 NUM_WALKS = 2
 MAX_TOKENS = 400
 VOCAB_SIZE = 131_072
+# What closes a value. A walk takes it often, so that it comes to an end.
 CLOSING = ('"', "}", "]", '"}', '"]', "}}", "]}", "}]")
 GOALS: list[Goal] = [
     Goal("accepted", "schemas accepted, share", ">=", 0.88),
@@ -66,21 +70,17 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"put the figures into {PAGE}")
     arguments = parser.parse_args()
     draw = random.Random(1)
-    findings = Found()
+    findings = Findings()
     config = vocabulary()
     compiler = GuideCompiler(lambda: config, Start(VOCAB_SIZE))
-    # The process starts, the vocabulary is read
+    # The process starts, and reads the vocabulary.
     compiler.compile(GuidedDecodingParams(GuideType.JSON))
-    for path in chosen(arguments.folder, arguments.each, draw):
+    for path in some_schemas(arguments.folder, arguments.each, draw):
         findings.follow(compiler, path, draw)
 
     compiler.close()
-    print(
-        json.dumps(findings.refusals.most_common(), indent=0),
-        *findings.wrong,
-        sep="\n",
-        file=sys.stderr,
-    )
+    refusals = json.dumps(findings.refusals.most_common(), indent=0)
+    print(refusals, *findings.wrong, sep="\n", file=sys.stderr)
     text = table(findings.figures(), GOALS)
     print(text)
     if arguments.write:
@@ -92,59 +92,72 @@ def main() -> None:
         )
 
 
-class Found:
+class Findings:
     """What was found so far."""
 
     def __init__(self) -> None:
-        self.num_schemas = self.num_accepted = self.num_valid = self.num_written = 0
+        self.num_schemas = 0
+        self.num_accepted = 0
+        # Valid instances of accepted schemas, and those of them that a guide lets be written.
+        self.num_valid = 0
+        self.num_written = 0
+        # By reason.
         self.refusals: Counter[str] = Counter()
-        # Schemas, with the first value that should not be possible
+        # Schemas, each with the first value that should not be possible.
         self.wrong: list[str] = []
         self.compiles_s: list[float] = []
         self.masks_s: list[float] = []
 
     def follow(self, compiler: GuideCompiler, path: Path, draw: random.Random) -> None:
+        """Compile a schema, and find what its guide lets be written that it should not."""
         schema = json.loads(path.read_text())
         self.num_schemas += 1
+        params = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps(schema))
         start_s = time.perf_counter()
         try:
-            guide = compiler.compile(
-                GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps(schema))
-            )
+            guide = compiler.compile(params)
         except LmiError as error:
             self.refusals[error.message[:100]] += 1
             return
 
         self.compiles_s.append(time.perf_counter() - start_s)
         self.num_accepted += 1
-        possible = [
-            answer for _ in range(NUM_WALKS) if (answer := self.walk(guide, draw)) is not None
-        ]
-        wrong = [answer for answer in possible if not is_valid(json.loads(answer), schema)]
-        for test in instances_of(path):
-            can_be_written = accepts(
-                guide, json.dumps(test["data"], separators=(",", ":"), ensure_ascii=False)
-            )
-            self.num_valid += test["valid"]
-            self.num_written += test["valid"] and can_be_written
-            if can_be_written and not test["valid"] and not is_valid(test["data"], schema):
-                wrong.append(json.dumps(test["data"]))
+        wrong_values: list[str] = []
+        for _ in range(NUM_WALKS):
+            answer = self.walk(guide, draw)
+            if answer is not None and not is_valid(json.loads(answer), schema):
+                wrong_values.append(answer)
 
-        if wrong:
-            self.wrong.append(f"{path.name}: {wrong[0][:300]}")
+        wrong_values += self._wrong_instances(guide, path, schema)
+        if wrong_values:
+            self.wrong.append(f"{path.name}: {wrong_values[0][:300]}")
+
+    def _wrong_instances(self, guide: Compiled, path: Path, schema: Any) -> list[str]:
+        """Return the invalid instances of a schema that its guide lets be written, and count the
+        valid ones.
+        """
+        wrong_values: list[str] = []
+        for test in instances_of(path):
+            value = test["data"]
+            text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+            can_be_written = accepts(guide, text)
+            if test["valid"]:
+                self.num_valid += 1
+                self.num_written += can_be_written
+            elif can_be_written and not is_valid(value, schema):
+                wrong_values.append(json.dumps(value))
+
+        return wrong_values
 
     def walk(self, guide: Compiled, draw: random.Random) -> str | None:
-        """A whole answer, or None if it has not come to its end. What closes a value is drawn
-        often.
-        """
+        """Return a whole answer of random tokens, or None if it has not come to its end."""
         matcher = guide.matcher.deep_copy()
         vocabulary = guide.vocabulary
-        ids = list[int]()
-        closing = [
-            token_id
-            for text in CLOSING
-            for token_id in vocabulary.tokenizer.tokenize_bytes(text.encode())[:1]
-        ]
+        token_ids: list[int] = []
+        closing_ids: list[int] = []
+        for text in CLOSING:
+            closing_ids += vocabulary.tokenizer.tokenize_bytes(text.encode())[:1]
+
         for _ in range(MAX_TOKENS):
             start_s = time.perf_counter()
             mask = vocabulary.mask_from(matcher)
@@ -153,15 +166,18 @@ class Found:
                 self.refusals["in a walk"] += 1
                 return None
 
-            allowed = np.flatnonzero(
-                np.unpackbits((mask & ~vocabulary.marks).view(np.uint8), bitorder="little")
-            )
-            if matcher.is_accepting() and (not allowed.size or draw.random() < 0.5):
-                return str(vocabulary.tokenizer.decode_bytes(ids).decode())
+            bits = (mask & ~vocabulary.marks).view(np.uint8)
+            allowed_ids = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+            if matcher.is_accepting() and (not allowed_ids.size or draw.random() < 0.5):
+                return str(vocabulary.tokenizer.decode_bytes(token_ids).decode())
 
-            ends = np.intersect1d(allowed, closing)
-            ids.append(int(draw.choice(ends if ends.size and draw.random() < 0.5 else allowed)))
-            matcher.consume_token(ids[-1])
+            possible_ids = np.intersect1d(allowed_ids, closing_ids)
+            if not possible_ids.size or draw.random() >= 0.5:
+                possible_ids = allowed_ids
+
+            token_id = int(draw.choice(possible_ids))
+            token_ids.append(token_id)
+            matcher.consume_token(token_id)
 
         return None
 
@@ -174,20 +190,25 @@ class Found:
         }
 
 
-def chosen(folder: Path, num_each: int, draw: random.Random) -> Iterator[Path]:
-    """Some schemas of each set."""
+def some_schemas(folder: Path, num_each: int, draw: random.Random) -> Iterator[Path]:
+    """Yield some schemas of each set."""
     for name in SETS:
-        yield from draw.sample(sorted((folder / "data" / name).iterdir()), num_each)
+        schemas = sorted((folder / "data" / name).iterdir())
+        yield from draw.sample(schemas, num_each)
 
 
 def instances_of(path: Path) -> list[dict[str, Any]]:
-    """Values with `data` and whether it is `valid`."""
-    tests = path.parents[2] / "maskbench" / "data" / f"{path.parent.name}---{path.name}"
-    return list(json.loads(tests.read_text())["tests"]) if tests.is_file() else []
+    """Return values with `data` and whether it is `valid`."""
+    file = path.parents[2] / "maskbench" / "data" / f"{path.parent.name}---{path.name}"
+    if not file.is_file():
+        return []
+
+    return list(json.loads(file.read_text())["tests"])
 
 
 def is_valid(value: object, schema: Any) -> bool:
-    return bool(jsonschema.validators.validator_for(schema)(schema).is_valid(value))
+    validator = jsonschema.validators.validator_for(schema)
+    return bool(validator(schema).is_valid(value))
 
 
 def accepts(guide: Compiled, text: str) -> bool:

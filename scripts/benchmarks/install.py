@@ -20,52 +20,46 @@ from scripts.benchmarks.table import ROOT
 
 
 def measure() -> dict[str, float]:
+    """Do everything twice, and return the figures of the second time."""
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wheel = new_wheel(folder)
         for place in ("first", "again"):
-            start_s = time.monotonic()
-            run(sys.executable, "-m", "venv", folder / place)
-            empty_mb = size_mb(folder / place)
-            run(
-                folder / place / "bin" / "pip",
-                "install",
-                "-q",
-                "--disable-pip-version-check",
-                wheel,
-            )
-            figures["wheel_install_s"] = time.monotonic() - start_s
-            figures["wheel_mb"] = size_mb(folder / place) - empty_mb
+            figures |= install_wheel(wheel, folder / place)
 
-        without_uv = ":".join(
-            directory
-            for directory in os.environ["PATH"].split(":")
-            if not Path(directory, "uv").exists()
-        )
-        for figure, path in (("serve_pip_s", without_uv), ("serve_uv_s", os.environ["PATH"])):
-            if figure == "serve_pip_s" or shutil.which("uv"):
-                for place in ("first", "again"):
-                    figures[figure] = first_answer_s(
-                        folder / figure / place, {**os.environ, "PATH": path}
-                    )
+        paths = {"serve_pip_s": path_without_uv()}
+        if shutil.which("uv"):
+            paths["serve_uv_s"] = os.environ["PATH"]
+
+        for figure, path in paths.items():
+            environ = {**os.environ, "PATH": path}
+            for place in ("first", "again"):
+                figures[figure] = first_answer_s(folder / figure / place, environ)
 
     return figures
 
 
+def install_wheel(wheel: Path, venv: Path) -> dict[str, float]:
+    """Make a venv, and return the time until the wheel is installed and what it adds."""
+    start_s = time.monotonic()
+    run(sys.executable, "-m", "venv", venv)
+    empty_mb = size_mb(venv)
+    run(venv / "bin" / "pip", "install", "-q", "--disable-pip-version-check", wheel)
+    seconds = time.monotonic() - start_s
+    return {"wheel_install_s": seconds, "wheel_mb": size_mb(venv) - empty_mb}
+
+
+def path_without_uv() -> str:
+    """Return PATH without the folders that have uv."""
+    folders = os.environ["PATH"].split(":")
+    return ":".join(folder for folder in folders if not Path(folder, "uv").exists())
+
+
 def new_wheel(folder: Path) -> Path:
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--disable-pip-version-check",
-        "-w",
-        folder,
-        ROOT,
-    )
+    """Build the wheel of this checkout."""
+    pip_wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check"]
+    run(*pip_wheel, "--no-deps", "-w", folder, ROOT)
     return next(folder.glob("*.whl"))
 
 

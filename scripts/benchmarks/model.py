@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Before torch: threads that spin beside another process cost tenfold
+# This comes before the import of torch: threads that spin beside another process cost tenfold.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch  # noqa: E402
@@ -29,13 +29,15 @@ from handlers.lmi_dist.runner import Runner  # noqa: E402
 from lmi.settings.config import EngineConfig  # noqa: E402
 from scripts.benchmarks.peers import shapes  # noqa: E402
 
+# Tokens before the first step.
 CONTEXT = 128
 MAX_LENGTH = 1024
 VOCABULARY = 1000
+# The turns of each model, and the steps of a turn that count.
 BLOCKS = 8
 STEPS = 5
 SHAPES = {"demo": shapes.Shape("llama", 1024, 192, 512, 5, 6, 2), "135m": shapes.SHAPES["135M"]}
-# The key of a figure ends with the variant's name
+# Settings of our models. The key of a figure ends with the variant's name, but for ours.
 VARIANTS: dict[str, dict[str, Any]] = {
     "ours": {},
     "bf16": {"dtype": "bf16"},
@@ -58,6 +60,7 @@ def measure() -> dict[str, float]:
 
 
 def measure_shape(shape: str, num_threads: int) -> dict[str, float]:
+    """Return the ratios of one shape."""
     torch.set_num_threads(num_threads)
     transformers_logging.disable_progress_bar()
     print(f"{shape}: {num_threads} threads, load average {os.getloadavg()[0]:.1f}")
@@ -65,12 +68,15 @@ def measure_shape(shape: str, num_threads: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         make_model(shape, folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        runners = {
-            name: load(folder, max(BATCHES), **settings) for name, settings in VARIANTS.items()
-        }
+        runners: dict[str, Runner] = {}
+        for name, settings in VARIANTS.items():
+            runners[name] = load(folder, max(BATCHES), **settings)
+
         for batch in BATCHES:
             steps = {"Hugging Face": reference_step(model, batch)}
-            steps |= {name: own_step(runner, batch) for name, runner in runners.items()}
+            for name, runner in runners.items():
+                steps[name] = step_of_runner(runner, batch)
+
             times_ms = take_turns(steps)
             medians = {name: statistics.median(values) for name, values in times_ms.items()}
             for name in runners:
@@ -122,25 +128,29 @@ def reference_step(model: torch.nn.Module, batch: int) -> Step:
     return step
 
 
-def own_step(runner: Runner, batch: int) -> Step:
+def step_of_runner(runner: Runner, batch: int) -> Step:
+    """Compute random prompts, and return what makes the next step of all."""
     position = CONTEXT
-    num_blocks = MAX_LENGTH // runner.tokens_per_block  # of one sequence
-    tables = [list(range(slot * num_blocks, (slot + 1) * num_blocks)) for slot in range(batch)]
-    for slot, table in enumerate(tables):
+    num_blocks_each = MAX_LENGTH // runner.tokens_per_block
+    tables: list[list[int]] = []
+    for slot in range(batch):
+        first_block = slot * num_blocks_each
+        table = list(range(first_block, first_block + num_blocks_each))
         prompt = torch.randint(VOCABULARY, (CONTEXT,)).tolist()
         runner.forward(Plan([], [Chunk(slot, 0, prompt, 0, table)]))
+        tables.append(table)
 
     def step() -> None:
         nonlocal position
-        runner.forward(
-            Plan([Chunk(slot, position, [1], 1, table) for slot, table in enumerate(tables)], [])
-        )
+        decodes = [Chunk(slot, position, [1], 1, table) for slot, table in enumerate(tables)]
+        runner.forward(Plan(decodes, []))
         position += 1
 
     return step
 
 
 def take_turns(steps: dict[str, Step]) -> dict[str, list[float]]:
+    """Return the milliseconds of the steps that count, by model."""
     times_ms: dict[str, list[float]] = {name: [] for name in steps}
     gc.collect()
     for block in range(BLOCKS + 1):
@@ -148,7 +158,7 @@ def take_turns(steps: dict[str, Step]) -> dict[str, list[float]]:
             for index in range(STEPS + 1):
                 start = time.perf_counter()
                 step()
-                # The first block warms up
+                # The first block warms up, and so does the first step of each.
                 if block and index:
                     times_ms[name].append((time.perf_counter() - start) * 1e3)
 
@@ -158,11 +168,12 @@ def take_turns(steps: dict[str, Step]) -> dict[str, list[float]]:
 def print_row(
     shape: str, batch: int, times_ms: dict[str, list[float]], medians: dict[str, float]
 ) -> None:
-    cells = [
-        f"{name}: {median:.2f} ms [{min(times_ms[name]):.2f}] "
-        f"{median / medians['Hugging Face']:.2f}x"
-        for name, median in medians.items()
-    ]
+    cells = []
+    for name, median in medians.items():
+        least = min(times_ms[name])
+        ratio = median / medians["Hugging Face"]
+        cells.append(f"{name}: {median:.2f} ms [{least:.2f}] {ratio:.2f}x")
+
     print(f"{shape:>5} batch {batch:>2}   " + "   ".join(cells), flush=True)
 
 

@@ -20,7 +20,7 @@ from scripts.benchmarks.servers import Server, family, free_port, process
 NUM_STARTS = 5
 LIMIT_S = 60.0
 POLL_S = 0.005
-# An idle server has done what it does once
+# After so long an idle server has done what it does once.
 SETTLE_S = 1.0
 ENGINE = "lmi-engine"
 
@@ -63,19 +63,25 @@ def pss_mb(server: Server) -> dict[str, float]:
     """Return the PSS of each process of a server, by its name."""
     megabytes: dict[str, float] = {}
     for pid in family(server.process.pid):
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
         title = processes.title(pid)
-        megabytes[title] = megabytes.get(title, 0.0) + kilobytes / 1024
+        megabytes[title] = megabytes.get(title, 0.0) + _pss_kb(pid) / 1024
 
     return megabytes
 
 
+def _pss_kb(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1])
+
+    raise LookupError(f"process {pid} has no PSS")
+
+
 def return_s(server: Server) -> float:
     """Kill the engine, and return the time until another one has made `/ping` 200."""
-    killed = server.pid(ENGINE)
+    engine_pid = server.pid(ENGINE)
     began_s = time.monotonic()
-    os.kill(killed, signal.SIGKILL)
+    os.kill(engine_pid, signal.SIGKILL)
     has_failed = False
     while time.monotonic() - began_s < LIMIT_S:
         is_healthy = ping(server.port) == 200

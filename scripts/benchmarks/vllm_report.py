@@ -175,14 +175,16 @@ def middle(values: list[float]) -> float | None:
 
 
 def streams_table(records: dict[str, Record]) -> str:
+    """Return a row for each server and API at each number of streams."""
     heads = [
         "streams",
         "server",
         "tokens/s",
         "first token, ms p50 / p99",
         "between tokens, ms p50 / p99",
+        "CPU µs a token: front end / engine core / worker",
+        "not streamed, tokens/s",
     ]
-    heads += ["CPU µs a token: front end / engine core / worker", "not streamed, tokens/s"]
     rows = []
     for num_streams in ASKS:
         for key, record in records.items():
@@ -195,32 +197,40 @@ def streams_table(records: dict[str, Record]) -> str:
 
 
 def stream_cells(record: Record, case: tuple[str, int], *, has_times: bool) -> list[str]:
-    """The cells after a server's name in the table of streams."""
-    cells = {name: record.median(case, figure) for name, figure in COLUMNS.items()}
-    whole = record.median((WHOLE, case[1]), tokens_per_s) if case[0] == STREAMED else None
-    times = [
-        f"{cells[f'{name}_p50_ms']:.1f} / {cells[f'{name}_p99_ms']:.1f}"
-        for name in ("first", "gap")
-    ]
-    cpu = " / ".join(
-        f"{cells[name]:.0f}" if cells[name] else "–"
-        for name in ("front_us", "core_us", "worker_us")
-    )
+    """Return the cells after a server's name in the table of streams."""
+    figures_of_case = {name: record.median(case, figure) for name, figure in COLUMNS.items()}
+    kind, num_streams = case
+    whole = None
+    if kind == STREAMED:
+        whole = record.median((WHOLE, num_streams), tokens_per_s)
+
+    times = ["", ""]
+    if has_times:
+        times = []
+        for name in ("first", "gap"):
+            p50_ms = figures_of_case[f"{name}_p50_ms"]
+            p99_ms = figures_of_case[f"{name}_p99_ms"]
+            times.append(f"{p50_ms:.1f} / {p99_ms:.1f}")
+
+    cpu = []
+    for name in ("front_us", "core_us", "worker_us"):
+        microseconds = figures_of_case[name]
+        cpu.append(f"{microseconds:.0f}" if microseconds else "–")
+
     return [
-        f"{cells['tokens_per_s']:.0f}",
-        *(times if has_times else ["", ""]),
-        cpu,
+        f"{figures_of_case['tokens_per_s']:.0f}",
+        *times,
+        " / ".join(cpu),
         f"{whole:.0f}" if whole else "",
     ]
 
 
 def servers_table(records: dict[str, Record]) -> str:
+    """Return a row for each server that was started."""
     heads = [
         "server",
         "ready after, s: first start / later",
         "memory, MB: front end / engine core / worker / rest",
-    ]
-    heads += [
         f"front-end CPU µs a token, 64 streams with {vllm_servers.NUM_LOG_PROBS} log-probs",
         "tokens/s with them",
     ]
@@ -229,71 +239,69 @@ def servers_table(records: dict[str, Record]) -> str:
         if not record.starts_s:
             continue
 
-        memory = " / ".join(
-            f"{record.memory(role) or 0:.0f}" for role in (FRONT, CORE, WORKER, REST)
-        )
+        starts_s = [record.starts_s[0], middle(record.starts_s[1:])]
+        starts = " / ".join(f"{start_s:.1f}" for start_s in starts_s if start_s)
+        sizes_mb = [record.memory(role) or 0 for role in (FRONT, CORE, WORKER, REST)]
+        memory = " / ".join(f"{size_mb:.0f}" for size_mb in sizes_mb)
+
         with_log_probs = (LOG_PROBS, MOST)
-        front = record.median(with_log_probs, us_per_token(FRONT))
+        front_us = record.median(with_log_probs, us_per_token(FRONT))
         speed = record.median(with_log_probs, tokens_per_s)
-        front_cells = [f"{front:.0f}", f"{speed:.0f}"] if front and speed else ["", ""]
-        starts = " / ".join(
-            f"{value:.1f}" for value in (record.starts_s[0], middle(record.starts_s[1:])) if value
-        )
-        rows.append([record.name, starts, memory, *front_cells])
+        cells = ["", ""]
+        if front_us and speed:
+            cells = [f"{front_us:.0f}", f"{speed:.0f}"]
+
+        rows.append([record.name, starts, memory, *cells])
 
     return markdown(heads, rows)
 
 
+REALTIME = (
+    "The client runs at real-time priority: beside an engine that spins while it waits, an "
+    "ordinary one gets its turn so late that the times would be its own."
+)
+NO_REALTIME = (
+    "This system did not allow the client real-time priority, so the times are partly the client's "
+    "own."
+)
+NO_RUST = " vLLM's Rust front end is not in this build of vLLM, so it was not measured."
+
+
 def conditions(records: dict[str, Record], has_realtime: bool) -> str:
-    num_rounds = sum(
-        len(rounds) for record in records.values() for rounds in record.rounds.values()
-    )
-    num_left_out = sum(record.num_left_out for record in records.values())
-    client = (
-        "The client runs at real-time priority: beside an engine that spins while it waits, an "
-        "ordinary one gets its "
-        "turn so late that the times would be its own."
-        if has_realtime
-        else "This system did not allow the client real-time priority, so the times are partly the "
-        "client's own."
-    )
-    rust = (
-        ""
-        if RUST in records
-        else " vLLM's Rust front end is not in this build of vLLM, so it was not measured."
-    )
+    """Return how all was measured, in words."""
+    num_rounds = 0
+    num_left_out = 0
+    for record in records.values():
+        num_rounds += sum(map(len, record.rounds.values()))
+        num_left_out += record.num_left_out
+
+    client = REALTIME if has_realtime else NO_REALTIME
+    rust = "" if RUST in records else NO_RUST
     return (
         f"On {machine()}. A random Llama of 5 million parameters in bfloat16, prompts of "
         f"{vllm_model.WORDS_EACH} words, {vllm_servers.NUM_TOKENS} new tokens, greedy, the same "
         "requests to `/v1/completions` of each server. Every server as it is by default; only the "
-        "KV cache of vLLM's "
-        "own has a size (VLLM_CPU_KVCACHE_SPACE), since by default it takes nine tenths of memory. "
-        "The row of "
-        "`/invocations` is lmi at its own API, where each line of a stream carries a log-prob. The "
-        "bare engine has "
-        "the one thread that lmi's engine chooses here for a small model. One server at a time, in "
-        "turns. "
+        "KV cache of vLLM's own has a size (VLLM_CPU_KVCACHE_SPACE), since by default it takes "
+        "nine tenths of memory. The row of `/invocations` is lmi at its own API, where each line "
+        "of a stream carries a log-prob. The bare engine has the one thread that lmi's engine "
+        "chooses here for a small model. One server at a time, in turns. "
         f"{client} Medians of {num_rounds} rounds; {num_left_out} more were left out, because "
-        f"others used more than "
-        f"{vllm_servers.MAX_FOREIGN:g} of a core meanwhile.{rust}"
+        f"others used more than {vllm_servers.MAX_FOREIGN:g} of a core meanwhile.{rust}"
     )
 
 
 def plot(records: dict[str, Record]) -> None:
-    shown_records = {key: record for key, record in records.items() if key != BARE}
+    """Draw tokens a second and times to the first token over streams."""
     panels = []
     for title, figure in (
         ("Output tokens per second", tokens_per_s),
         ("Time to first token, p50, ms", first_ms(0.5)),
     ):
-        lines = {
-            record.name: {
-                n: value
-                for n in ASKS
-                if (value := record.median((STREAMED, n), figure)) is not None
-            }
-            for record in shown_records.values()
-        }
+        lines: dict[str, dict[int, float]] = {}
+        for key, record in records.items():
+            if key != BARE:
+                lines[record.name] = line_of(record, figure)
+
         panels.append(Panel(title, lines))
 
     bare = records[BARE].median((STREAMED, MOST), tokens_per_s)
@@ -304,25 +312,41 @@ def plot(records: dict[str, Record]) -> None:
     draw(panels, "streams at once", PLOT)
 
 
+def line_of(record: Record, figure: Callable[[Round], float]) -> dict[int, float]:
+    """Return a figure of a server by the number of streams, where it was measured."""
+    line: dict[int, float] = {}
+    for num_streams in ASKS:
+        value = record.median((STREAMED, num_streams), figure)
+        if value is not None:
+            line[num_streams] = value
+
+    return line
+
+
 def figures(records: dict[str, Record], own_ratios: dict[str, float]) -> dict[str, object]:
-    """All figures, for the last line."""
+    """Return all figures, for the last line."""
     servers = {}
     for key, record in records.items():
-        cases = {
-            f"{kind} {num_streams}": {
-                name: round(record.median((kind, num_streams), figure) or 0, 2)
-                for name, figure in COLUMNS.items()
-                if key != BARE or name in ("tokens_per_s", "core_us")
-            }
-            | {
-                "rounds": len(rounds),
-                "tokens_per_record": round(rounds[0].num_tokens / rounds[0].num_records, 3),
-            }
-            for (kind, num_streams), rounds in record.rounds.items()
-        }
+        columns = ["tokens_per_s", "core_us"] if key == BARE else list(COLUMNS)
+        cases: dict[str, dict[str, float]] = {}
+        for (kind, num_streams), rounds in record.rounds.items():
+            values: dict[str, float] = {}
+            for name in columns:
+                median = record.median((kind, num_streams), COLUMNS[name])
+                values[name] = round(median or 0, 2)
+
+            first = rounds[0]
+            values["rounds"] = len(rounds)
+            values["tokens_per_record"] = round(first.num_tokens / first.num_records, 3)
+            cases[f"{kind} {num_streams}"] = values
+
         memory = {role: round(record.memory(role) or 0) for role in (FRONT, CORE, WORKER, REST)}
-        servers[key] = {"start_s": middle(record.starts_s), "memory_mb": memory, "cases": cases}
-        servers[key]["rounds_left_out"] = record.num_left_out
+        servers[key] = {
+            "start_s": middle(record.starts_s),
+            "memory_mb": memory,
+            "cases": cases,
+            "rounds_left_out": record.num_left_out,
+        }
 
     return {
         "ratios": {name: round(value, 3) for name, value in own_ratios.items()},
@@ -341,8 +365,11 @@ def main() -> None:
         help="put ratios and plot into docs/performance.md, tables on a page",
     )
     arguments = parser.parse_args()
-    turns, repeats, limit_s = (1, 1, 60.0) if arguments.quick else (4, 2, 660.0)
-    records = vllm_servers.measure(turns, repeats, limit_s)
+    if arguments.quick:
+        records = vllm_servers.measure(turns=1, repeats=1, limit_s=60.0)
+    else:
+        records = vllm_servers.measure(turns=4, repeats=2, limit_s=660.0)
+
     own_ratios = ratios(records)
     with realtime() as has_realtime:
         conditions_text = conditions(records, has_realtime)

@@ -35,24 +35,27 @@ from scripts.benchmarks.load import (
 from scripts.benchmarks.servers import Server
 
 NUM_TOKENS = 64
-# streams -> requests of each in a round
+# By number of streams: the requests of each in a round.
 ASKS = {1: 10, 8: 6, 32: 4, 64: 3}
 MOST = max(ASKS)
+# Kinds of requests.
 STREAMED = "streamed"
 WHOLE = "whole"
 LOG_PROBS = "log-probs"
 OWN_API = "own API"
+# By kind: the numbers of streams that are measured.
 CASES = {
-    # at /v1/completions, as are the next two
+    # At /v1/completions, as are the next two.
     STREAMED: tuple(ASKS),
     WHOLE: tuple(ASKS),
     LOG_PROBS: (MOST,),
-    # at /invocations, whose every line carries a log-prob
+    # At /invocations, whose every line carries a log-prob.
     OWN_API: tuple(ASKS),
 }
 NUM_LOG_PROBS = 5
-MAX_FOREIGN = 0.25  # cores
-# Repeats of a round in one turn
+# A round counts if other processes used no more cores.
+MAX_FOREIGN = 0.25
+# How often a round that does not count is repeated in one turn.
 MAX_AGAIN = 2
 
 # By default vLLM's server takes nine tenths of all memory for its KV cache, and does not start if
@@ -115,10 +118,14 @@ class Peer:
         return [(kind, num_streams) for kind in self.askings for num_streams in CASES[kind]]
 
     def roles(self, root: int) -> dict[int, str]:
-        roles = {}
+        """Return the role of each process of the server, by its title."""
+        roles: dict[int, str] = {}
         for pid in servers.family(root):
-            named_roles = [role for title, role in TITLES.items() if servers.has_title(pid, title)]
-            roles[pid] = named_roles[0] if named_roles else self.root_role if pid == root else REST
+            roles[pid] = self.root_role if pid == root else REST
+            for title, role in TITLES.items():
+                if servers.has_title(pid, title):
+                    roles[pid] = role
+                    break
 
         return roles
 
@@ -236,34 +243,40 @@ class Record:
         return True
 
     def median(self, case: tuple[str, int], figure: Callable[[Round], float]) -> float | None:
+        """Return the median of a figure over the rounds of a case, or None if there are none."""
         rounds = self.rounds.get(case)
-        return statistics.median(map(figure, rounds)) if rounds else None
+        if not rounds:
+            return None
+
+        return statistics.median(map(figure, rounds))
 
     def memory(self, role: str) -> float | None:
-        return (
-            statistics.median(by_role.get(role, 0.0) for by_role in self.memory_mb)
-            if self.memory_mb
-            else None
-        )
+        """Return the median memory of a role over the turns, or None if there was no turn."""
+        if not self.memory_mb:
+            return None
+
+        return statistics.median(by_role.get(role, 0.0) for by_role in self.memory_mb)
 
 
 def turn(
     peer: Peer, record: Record, model: str, repeats: int, seed: str, deadline_s: float
 ) -> None:
-    """Start the server, measure every case, stop it. Only its first start finds no compiled
-    kernels.
+    """Start the server, measure every case, stop it.
+
+    Only its first start finds no compiled kernels: later ones find those of the first.
     """
-    with peer.start(model, Path(model, f"caches of {peer.name}".replace(" ", "-"))) as server:
+    caches = Path(model, f"caches of {peer.name}".replace(" ", "-"))
+    with peer.start(model, caches) as server:
         record.starts_s.append(server.start_s)
         roles = peer.roles(server.process.pid)
         for kind in peer.askings:
             for num_streams in (1, MOST):
-                one_round(peer, server, roles, (kind, num_streams), "warm-up", num_asks=1)
+                run_case(peer, server, roles, (kind, num_streams), "warm-up", num_asks=1)
 
         for repeat in range(repeats):
             for case in peer.cases:
                 for again in range(1 + MAX_AGAIN):
-                    done = one_round(peer, server, roles, case, f"{seed} {repeat}.{again}")
+                    done = run_case(peer, server, roles, case, f"{seed} {repeat}.{again}")
                     if record.add(case, done) or time.monotonic() > deadline_s:
                         break
 
@@ -274,7 +287,7 @@ def turn(
         record.memory_mb.append(memory_mb)
 
 
-def one_round(
+def run_case(
     peer: Peer,
     server: Server,
     roles: dict[int, str],
@@ -282,8 +295,8 @@ def one_round(
     seed: str,
     num_asks: int | None = None,
 ) -> Round:
-    """Run one round. Raises RuntimeError if an answer is short or the server's counter does not
-    agree.
+    """Run one round of a case. Raises RuntimeError if an answer is short or the server's counter
+    does not agree.
     """
     kind, num_streams = case
     num_asks = num_asks or ASKS[num_streams]
@@ -350,17 +363,21 @@ def measure(turns: int, repeats: int, limit_s: float) -> dict[str, Record]:
     """Take turns until all are done or the next one would exceed the limit."""
     began_s = time.monotonic()
     peers = {LMI: lmi_peer(), VLLM: vllm_peer()}
-    if binary := rust_binary():
+    binary = rust_binary()
+    if binary:
         peers[RUST] = vllm_peer(binary)
 
-    records = {key: Record(peer.name) for key, peer in peers.items()} | {
-        BARE: Record("bare engine, no server")
-    }
+    records = {key: Record(peer.name) for key, peer in peers.items()}
+    records[BARE] = Record("bare engine, no server")
     with tempfile.TemporaryDirectory(prefix="lmi-bench-") as model:
         subprocess.run([sys.executable, "-m", "scripts.benchmarks.vllm_model", model], check=True)
         for number in range(turns):
             turn_began_s = time.monotonic()
-            for key in list(records) if number % 2 == 0 else reversed(records):
+            keys = list(records)
+            if number % 2:
+                keys.reverse()
+
+            for key in keys:
                 say(f"turn {number + 1} of {turns}: {records[key].name}")
                 if key == BARE:
                     bare_turn(records[key], model, repeats, f"{number}")

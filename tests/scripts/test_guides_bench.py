@@ -9,7 +9,7 @@ from pathlib import Path
 from handlers.guides.compiler import GuideCompiler
 from handlers.guides.process import Start
 from handlers.guides.vocabulary import read_config
-from scripts.benchmarks.guides import Found
+from scripts.benchmarks.guides import Findings
 
 DEMO = "handlers/lmi_dist/demo"
 VOCAB_SIZE = 1024
@@ -17,7 +17,7 @@ VOCAB_SIZE = 1024
 
 def test_schemas_that_are_refused_and_values_that_are_wrong_are_counted(tmp_path: Path) -> None:
     compiler = GuideCompiler(lambda: read_config(DEMO), Start(VOCAB_SIZE))
-    findings = Found()
+    findings = Findings()
     schemas = {"followed": {"type": "integer"}, "refused": {"type": "object", "extends": {}}}
     for name, schema in schemas.items():
         path = tmp_path / "data" / "Set" / f"{name}.json"

@@ -21,18 +21,19 @@ from scripts.benchmarks.table import ROOT
 from scripts.benchmarks.vllm_model import words
 from scripts.benchmarks.vllm_servers import ENVIRON
 
-# Flags win over it
-# Slow enough for busy cores
+# By kind of lmi's servers: their variables. A flag counts more than a variable.
 LMI_ENVIRON = {
     "echo": {
         "OPTION_ROLLING_BATCH": "echo",
+        # Slow enough for busy cores.
         "OPTION_ECHO_STEP_MS": "60",
     },
     "demo": {},
     "35M": {},
 }
 KINDS = [*LMI_ENVIRON, "vllm"]
-READY_S = 300.0  # vLLM compiles first
+# The longest start: vLLM compiles first.
+READY_S = 300.0
 REFUSALS = (429, 503)
 RETRY_AFTER = re.compile(rb"(?i)\r\nretry-after: *([\d.]+)")
 APIS = {"openai": "/v1/completions", "lmi": "/invocations"}
@@ -44,15 +45,23 @@ BROKEN = re.compile(rb'data: \{"error"|"finish_reason": ?"error"')
 
 @dataclass(frozen=True)
 class Target:
+    """A server that is asked."""
+
     host: str
     port: int
-    health: str  # a path
-    # What a body of OpenAI's API names
+    # The path of its health check.
+    health: str
+    # What a body of OpenAI's API names.
     model: str
+    # Of its first process, if it was started here.
     pid: int | None = None
 
     def roles(self) -> dict[int, str]:
-        return {pid: "server" for pid in servers.family(self.pid)} if self.pid else {}
+        """Return the processes of the server, if they are known, for a `Meter`."""
+        if not self.pid:
+            return {}
+
+        return {pid: "server" for pid in servers.family(self.pid)}
 
 
 @contextmanager
@@ -61,40 +70,44 @@ def started(kind: str, flags: Sequence[str]) -> Iterator[Target]:
     the block.
     """
     port = servers.free_port()
-    place = ["--host", "127.0.0.1", "--port", str(port)]
+    address = ["--host", "127.0.0.1", "--port", str(port)]
     if kind == "vllm":
         command = [sys.executable, "-m", "scripts.benchmarks.vllm_serve", "serve", model_35m()]
-        command += [*place, "--served-model-name", "bench", *flags]
+        command += [*address, "--served-model-name", "bench", *flags]
     else:
-        command = [
-            sys.executable,
-            "-m",
-            "lmi",
-            "serve",
-            model_35m() if kind == "35M" else "demo",
-            *place,
-        ]
+        model = model_35m() if kind == "35M" else "demo"
+        command = [sys.executable, "-m", "lmi", "serve", model, *address]
         command += ["--log-level", "WARNING", "--set", "trust_fairness_id=true", *flags]
 
-    with servers.process(
-        command, port, ENVIRON | LMI_ENVIRON.get(kind, {}), "/health", READY_S
-    ) as server:
+    environ = ENVIRON | LMI_ENVIRON.get(kind, {})
+    with servers.process(command, port, environ, "/health", READY_S) as server:
         yield running(f"http://127.0.0.1:{port}", pid=server.process.pid)
 
 
 def running(url: str, model: str = "", pid: int | None = None) -> Target:
-    """A server that runs. Its health is at the first of the usual paths that is 200."""
+    """Return a server that runs. Without a `model` it is the first that the server lists."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise ValueError(f"the URL must be http://HOST:PORT, given {url}")
 
     root = f"http://{parts.netloc}"
-    health = next(
-        (path for path in ("/ping", "/health", "/v1/models") if _get(root + path) is not None),
-        "/ping",
-    )
-    models = json.loads(_get(f"{root}/v1/models") or b"{}").get("data") or [{"id": ""}]
-    return Target(parts.hostname, parts.port or 80, health, model or models[0]["id"], pid)
+    named_model = model or _first_model(root)
+    return Target(parts.hostname, parts.port or 80, _health_of(root), named_model, pid)
+
+
+def _health_of(root: str) -> str:
+    """Return the first of the usual paths that is 200."""
+    for path in ("/ping", "/health", "/v1/models"):
+        if _get(root + path) is not None:
+            return path
+
+    return "/ping"
+
+
+def _first_model(root: str) -> str:
+    listing = json.loads(_get(f"{root}/v1/models") or b"{}")
+    models = listing.get("data")
+    return str(models[0]["id"]) if models else ""
 
 
 def model_35m() -> str:
@@ -127,7 +140,7 @@ class Ask:
     """A request that a client will send."""
 
     tenant: str
-    # Tokens of all its answers together
+    # The tokens of all its answers together.
     num_wanted: int
     payload: bytes
 
@@ -149,11 +162,12 @@ class Asked:
 class Door:
     """One API of a server."""
 
-    # A name in APIS
+    # A name in APIS.
     api: str
     model: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    num_words: int = 16  # in a prompt
+    # In a prompt.
+    num_words: int = 16
 
     def ask(
         self,
@@ -163,37 +177,38 @@ class Door:
         num_prompts: int = 1,
         num_choices: int = 1,
     ) -> Ask:
-        """A request for answers of `num_tokens` to prompts of random words, sampled if a prompt has
-        several answers.
+        """Return a request for answers of `num_tokens` to prompts of random words.
+
+        It samples where a prompt has several answers. A stream of LMI's API has one prompt and one
+        answer.
         """
         prompts = [" ".join(draw.choices(WORDS, k=self.num_words)) for _ in range(num_prompts)]
         body: dict[str, object]
         if self.api == "openai":
+            num_answers = num_prompts * num_choices
             body = {
                 "model": self.model,
                 "prompt": prompts if num_prompts > 1 else prompts[0],
                 "n": num_choices,
-            }
-            body |= {
                 "max_tokens": num_tokens,
-                "temperature": float(num_choices > 1),
+                "temperature": 1.0 if num_choices > 1 else 0.0,
                 "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
             }
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
         else:
+            num_answers = 1
             parameters = {"max_new_tokens": num_tokens, "ignore_eos_token": True}
             body = {"inputs": prompts[0], "stream": True, "parameters": parameters}
-            # What a stream of this API has
-            num_prompts = num_choices = 1
 
         headers = {name: value.format(tenant=tenant) for name, value in self.headers.items()}
         payload = request(APIS[self.api], json.dumps(body).encode(), headers)
-        return Ask(tenant, num_tokens * num_prompts * num_choices, payload)
+        return Ask(tenant, num_tokens * num_answers, payload)
 
     def record(self, sent: Asked, start_s: float) -> Record:
-        """What the client of a phase that began at `start_s` saw."""
+        """Return what the client of a phase that began at `start_s` saw."""
         answer = sent.answer
-        body = sent.answer.body
+        body = answer.body
         records = OPENAI if self.api == "openai" else LMI
         times_s = answer.record_times_s(records.mark) if answer.status == 200 else []
         outcome = self._outcome(sent, body)
@@ -201,7 +216,14 @@ class Door:
         if outcome == Outcome.WHOLE and not isinstance(records.count, int):
             num_tokens = float(records.count.findall(body)[-1])
 
-        retry_after = RETRY_AFTER.search(body) if outcome == Outcome.REFUSED else None
+        retry_after = None
+        if outcome == Outcome.REFUSED:
+            retry_after = RETRY_AFTER.search(body)
+
+        reason = ""
+        if outcome == Outcome.FAILED:
+            reason = sent.reason or body[-300:].decode(errors="replace")
+
         return Record(
             tenant=sent.ask.tenant,
             start_s=sent.due_s - start_s,
@@ -211,9 +233,7 @@ class Door:
             times_s=tuple(at_s - start_s for at_s in times_s),
             num_tokens=num_tokens,
             retry_after_s=float(retry_after[1]) if retry_after else None,
-            reason=sent.reason or body[-300:].decode(errors="replace")
-            if outcome == Outcome.FAILED
-            else "",
+            reason=reason,
         )
 
     def _outcome(self, sent: Asked, body: bytes) -> Outcome:
@@ -223,18 +243,22 @@ class Door:
         if sent.answer.status in REFUSALS:
             return Outcome.REFUSED
 
-        is_whole = (
-            sent.answer.status == 200 and WHOLE[self.api].search(body) and not BROKEN.search(body)
-        )
-        return Outcome.WHOLE if is_whole else Outcome.FAILED
+        if sent.answer.status != 200 or BROKEN.search(body):
+            return Outcome.FAILED
+
+        return Outcome.WHOLE if WHOLE[self.api].search(body) else Outcome.FAILED
 
 
 def poisson(rate: float, seconds: float, seed: str) -> list[float]:
-    """Times in seconds, ascending, of arrivals that come independently at `rate` a second."""
+    """Return the times, ascending, of arrivals that come independently at `rate` a second."""
+    if rate <= 0:
+        return []
+
     draw = random.Random(seed)
-    times_s = []
-    now_s = 0.0
-    while rate > 0 and (now_s := now_s + draw.expovariate(rate)) < seconds:
-        times_s.append(now_s)
+    times_s: list[float] = []
+    at_s = draw.expovariate(rate)
+    while at_s < seconds:
+        times_s.append(at_s)
+        at_s += draw.expovariate(rate)
 
     return times_s

@@ -17,24 +17,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from scripts.benchmarks import servers
 from scripts.benchmarks.peers.worker import PORT, READY_S, Burst, Outcome
 from scripts.benchmarks.start import SETTLE_S, pss_mb
 
 ROOT = Path(__file__).resolve().parents[3]
-# Of its time, for a burst to count as quiet
+# A burst is quiet if its engine waited for a core for no more than this share of its time.
 MAX_WAITED = 0.04
 NUM_STARTS = 3
-# For one burst, and for the start of an engine
+# The longest burst, and the longest start of an engine.
 BURST_LIMIT_S = 600.0
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Contestant:
     name: str
-    # A name of `worker.ENGINES`
+    # A name of `worker.ENGINES`.
     engine: str
     settings: dict[str, Any]
     python: str = sys.executable
@@ -77,18 +80,19 @@ class Worker:
         self._line(_pipes(self.process)[0])
 
     def _line(self, answers: IO[str]) -> Any:
-        is_late = not select.select([answers], [], [], self.limit_s)[0]
-        line = "" if is_late else answers.readline()
-        if line:
-            return json.loads(line)
+        """Return the next answer. Raises ContestantLost."""
+        name = self.contestant.name
+        ready, _, _ = select.select([answers], [], [], self.limit_s)
+        if not ready:
+            self.end(0)
+            raise ContestantLost(f"{name} took more than {self.limit_s:g} s")
 
-        self.end(0 if is_late else 10)
-        why = (
-            f"took more than {self.limit_s:g} s"
-            if is_late
-            else f"ended with {self.process.returncode}"
-        )
-        raise ContestantLost(f"{self.contestant.name} {why}")
+        line = answers.readline()
+        if not line:
+            self.end(10)
+            raise ContestantLost(f"{name} ended with {self.process.returncode}")
+
+        return json.loads(line)
 
     def end(self, timeout_s: float) -> None:
         """Wait so long for its end, then leave nothing of it and of the server that it may have
@@ -110,7 +114,9 @@ def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
 
 @contextmanager
 def workers(contestants: Sequence[Contestant], log: Path) -> Iterator[list[Worker]]:
-    """Start one after another. Who does not get ready is left out, with one line that says so."""
+    """Start one contestant after another. One that does not get ready is left out, with a line that
+    says so.
+    """
     started: list[Worker] = []
     try:
         for contestant in contestants:
@@ -141,7 +147,12 @@ def _end(worker: Worker) -> None:
 def _start(contestant: Contestant, log: Path) -> Worker:
     command = [contestant.python, "-m", "scripts.benchmarks.peers.worker"]
     command += [contestant.engine, json.dumps(contestant.settings)]
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "GOMP_SPINCOUNT": "1000"} | contestant.environ
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "GOMP_SPINCOUNT": "1000",
+        **contestant.environ,
+    }
     with log.open("ab") as errors:
         process = subprocess.Popen(
             command,
@@ -167,9 +178,12 @@ class Figure:
         return any(outcome.waited <= MAX_WAITED for outcome in self.outcomes)
 
     def counted(self) -> list[Outcome]:
-        """The quiet ones, or, where there is none, the one that waited least."""
+        """Return the quiet ones, or, where there is none, the one that waited least."""
         quiet = [outcome for outcome in self.outcomes if outcome.waited <= MAX_WAITED]
-        return quiet or [min(self.outcomes, key=lambda outcome: outcome.waited)]
+        if quiet:
+            return quiet
+
+        return [min(self.outcomes, key=lambda outcome: outcome.waited)]
 
     @property
     def tokens_per_s(self) -> float:
@@ -181,47 +195,57 @@ class Figure:
 
     @property
     def first_ms(self) -> float:
-        return (
-            statistics.median(statistics.median(outcome.first_s) for outcome in self.counted())
-            * 1000
-        )
+        """The time to the first token: a median over requests, and over outcomes."""
+        medians_s = [statistics.median(outcome.first_s) for outcome in self.counted()]
+        return statistics.median(medians_s) * 1000
 
 
 def play(
     contestants: Sequence[Worker], burst: Burst, rounds: int, deadline_s: float
 ) -> dict[str, Figure]:
-    """Run a kind of burst in rounds, each in the reverse order of the last one, and one more for
-    each that had none quiet, at most as many again. Every round has other prompts. A worker that
-    fails has no figure, in this play and in those that come.
+    """Run a kind of burst in rounds, each with other prompts, and in the reverse order of the last.
+
+    Contestants without a quiet burst get further rounds, at most as many again. A worker that fails
+    has no figure, in this play and in those that come.
     """
-    outcomes: dict[str, list[Outcome]] = {worker.contestant.name: [] for worker in contestants}
+    outcomes_of: dict[str, list[Outcome]] = {worker.contestant.name: [] for worker in contestants}
     for number in range(2 * rounds):
-        for worker in contestants if number % 2 else reversed(contestants):
-            done = outcomes[worker.contestant.name]
-            is_done = number >= rounds and any(outcome.waited <= MAX_WAITED for outcome in done)
+        burst_of_round = dataclasses.replace(burst, seed=burst.seed + number)
+        for worker in in_turns(contestants, number):
+            outcomes = outcomes_of[worker.contestant.name]
+            has_quiet = any(outcome.waited <= MAX_WAITED for outcome in outcomes)
+            is_done = number >= rounds and has_quiet
             if worker.is_in and not is_done:
-                _run(worker, dataclasses.replace(burst, seed=burst.seed + number), done)
+                _run(worker, burst_of_round, outcomes)
 
         if time.monotonic() > deadline_s:
             break
 
-    return {name: Figure(tuple(done)) for name, done in outcomes.items() if done}
+    return {name: Figure(tuple(outcomes)) for name, outcomes in outcomes_of.items() if outcomes}
 
 
-def _run(worker: Worker, burst: Burst, done: list[Outcome]) -> None:
+def in_turns(contestants: Sequence[T], number: int) -> Sequence[T]:
+    """Return the contestants in the order of a round, which is that of the last one reversed."""
+    if number % 2:
+        return contestants
+
+    return contestants[::-1]
+
+
+def _run(worker: Worker, burst: Burst, outcomes: list[Outcome]) -> None:
     """Add an outcome. If the worker fails, what it did in this play is gone."""
     try:
-        done.append(worker.run(burst))
+        outcomes.append(worker.run(burst))
     except ContestantLost as error:
-        done.clear()
+        outcomes.clear()
         say(f"left: {error} in a burst of {burst.num_streams} prompts of {burst.num_prompt} tokens")
 
 
 @dataclass(frozen=True)
 class Start:
-    # From its exec to the first 200 of its health check
+    # From its exec to the first 200 of its health check.
     seconds: float
-    # PSS of all its processes
+    # PSS of all its processes.
     idle_mb: float
 
 
@@ -231,31 +255,36 @@ def play_starts(contestants: Sequence[Contestant]) -> dict[str, Start]:
     """
     starts_of: dict[str, list[Start]] = {contestant.name: [] for contestant in contestants}
     for number in range(NUM_STARTS):
-        for contestant in contestants if number % 2 else reversed(contestants):
+        for contestant in in_turns(contestants, number):
             try:
-                starts_of[contestant.name].append(_start_of(contestant, **contestant.settings))
+                start = _start_of(contestant, **contestant.settings)
             except (RuntimeError, TimeoutError) as error:
                 say(f"left out: {contestant.name}: {error}")
+            else:
+                starts_of[contestant.name].append(start)
 
-    return {
-        name: Start(
-            statistics.median(start.seconds for start in starts),
-            statistics.median(start.idle_mb for start in starts),
-        )
-        for name, starts in starts_of.items()
-        if starts
-    }
+    medians: dict[str, Start] = {}
+    for name, starts in starts_of.items():
+        if starts:
+            medians[name] = Start(
+                statistics.median(start.seconds for start in starts),
+                statistics.median(start.idle_mb for start in starts),
+            )
+
+    return medians
 
 
 def _start_of(
     contestant: Contestant, command: list[str], health: str, environ: Mapping[str, str | None]
 ) -> Start:
+    """Start a server once, and return how that went. Raises RuntimeError or TimeoutError."""
     port = servers.free_port()
-    command = [str(port) if word == PORT else word for word in command]
-    environ = {"PYTHONPATH": str(ROOT), **contestant.environ, **environ}
-    with servers.process(command, port, environ, health, READY_S) as server:
+    command_with_port = [str(port) if word == PORT else word for word in command]
+    all_variables = {"PYTHONPATH": str(ROOT), **contestant.environ, **environ}
+    with servers.process(command_with_port, port, all_variables, health, READY_S) as server:
         time.sleep(SETTLE_S)
-        return Start(server.start_s, sum(pss_mb(server).values()))
+        idle_mb = sum(pss_mb(server).values())
+        return Start(server.start_s, idle_mb)
 
 
 def say(text: str) -> None:

@@ -39,12 +39,13 @@ from scripts.benchmarks.table import FIGURES, ROOT, Goal, machine, markdown, pub
 PLOT = ROOT / FIGURES / "peers.png"
 STORED = contestants.MODELS / "results.json"
 STREAMS = (1, 8, 32, 64)
-# tokens of a prompt
+# Tokens of a prompt.
 SHORT = 32
 LONG = 512
 LONGEST = 900
+# Tokens that the prompts of a burst share.
 NUM_SHARED = 400
-# Tokens of a burst's prompts
+# By shape: the most tokens of a burst's prompts together.
 MAX_PREFILL = {"5M": 64 * LONG, "135M": 64 * LONG, "0.5B": 8 * LONG}
 LIMIT_S = 1400.0
 QUICK_LIMIT_S = 200.0
@@ -152,12 +153,13 @@ class Duel:
     long: tuple[float, ...] = ()
 
     def bounds(self) -> dict[tuple[int, int], float]:
-        pairs = ((SHORT, self.short), (LONG, self.long))
-        return {
-            (n, prompt): goal
-            for prompt, goals in pairs
-            for n, goal in zip(STREAMS, goals, strict=False)
-        }
+        """Return the goals by number of streams and tokens of a prompt."""
+        bounds: dict[tuple[int, int], float] = {}
+        for num_prompt, goals in ((SHORT, self.short), (LONG, self.long)):
+            for num_streams, goal in zip(STREAMS, goals, strict=False):
+                bounds[num_streams, num_prompt] = goal
+
+        return bounds
 
 
 LIBRARIES = (("OpenVINO GenAI", OV), ("llama-server", LLAMA_SERVER), ("vLLM", VLLM))
@@ -182,16 +184,19 @@ DUELS = (
 
 
 def ratios(results_of: dict[str, Results]) -> dict[str, float]:
-    """By shape, group, peer, streams and prompt: every ratio of tokens/s of which both sides were
-    measured.
+    """Return every ratio of tokens/s of which both sides were measured, by shape, group, peer,
+    streams and prompt.
     """
-    return {
-        f"{name} {duel.group} / {duel.over} {streams}x{prompt}": value
-        for name, results in results_of.items()
-        for duel in DUELS
-        for streams, prompt in duel.bounds()
-        if (value := results.ratio(duel.group, (streams, prompt), duel.own, duel.peers)) is not None
-    }
+    values: dict[str, float] = {}
+    for name, results in results_of.items():
+        for duel in DUELS:
+            for case in duel.bounds():
+                value = results.ratio(duel.group, case, duel.own, duel.peers)
+                if value is not None:
+                    num_streams, num_prompt = case
+                    values[f"{name} {duel.group} / {duel.over} {num_streams}x{num_prompt}"] = value
+
+    return values
 
 
 def ratios_table(results_of: dict[str, Results]) -> str:
@@ -228,31 +233,38 @@ def time_ratios(results_of: dict[str, Results]) -> tuple[dict[str, float], list[
             goals.append(Goal(text, text, "<=", 1.0))
 
         for kind, bound in (("cold", 0.8), ("warm", 1.0)):
-            times = {peer: figure.seconds for peer, figure in results.prefix.get(kind, {}).items()}
-            peer_times = [value for peer, value in times.items() if peer != LMI]
-            if LMI in times and peer_times:
+            figures_of = results.prefix.get(kind, {})
+            peer_times_s = [figure.seconds for peer, figure in figures_of.items() if peer != LMI]
+            if LMI in figures_of and peer_times_s:
                 text = (
-                    f"{name}: 32 requests that share {NUM_SHARED} tokens, {kind}, time over "
-                    f"the "
-                    f"fastest peer's"
+                    f"{name}: 32 requests that share {NUM_SHARED} tokens, {kind}, time over the "
+                    "fastest peer's"
                 )
-                figures[text] = times[LMI] / min(peer_times)
+                figures[text] = figures_of[LMI].seconds / min(peer_times_s)
                 goals.append(Goal(text, text, "<=", bound))
 
-        our_start = results.starts.get(LMI_SERVER)
-        for peer, theirs in results.starts.items() if our_start else ():
-            if our_start and peer != LMI_SERVER:
-                time, memory = (
-                    f"{name}: {quantity} over {peer}'s"
-                    for quantity in ("start, from exec to 200,", "idle memory")
-                )
-                figures |= {
-                    time: our_start.seconds / theirs.seconds,
-                    memory: our_start.idle_mb / theirs.idle_mb,
-                }
-                goals += [Goal(text, text, "<=", 1.0) for text in (time, memory)]
+        for text, ratio in start_ratios(name, results).items():
+            figures[text] = ratio
+            goals.append(Goal(text, text, "<=", 1.0))
 
     return figures, goals
+
+
+def start_ratios(name: str, results: Results) -> dict[str, float]:
+    """Return the time and memory of lmi's server over those of each peer."""
+    start = results.starts.get(LMI_SERVER)
+    if start is None:
+        return {}
+
+    values: dict[str, float] = {}
+    for peer, start_of_peer in results.starts.items():
+        if peer != LMI_SERVER:
+            seconds = start.seconds / start_of_peer.seconds
+            idle_mb = start.idle_mb / start_of_peer.idle_mb
+            values[f"{name}: start, from exec to 200, over {peer}'s"] = seconds
+            values[f"{name}: idle memory over {peer}'s"] = idle_mb
+
+    return values
 
 
 def shape_table(name: str, shape: Shape, results: Results) -> str:
@@ -282,7 +294,7 @@ def shape_table(name: str, shape: Shape, results: Results) -> str:
 
 
 def row(text: str, names: list[str], figures: dict[str, Figure], attribute: str) -> list[str]:
-    """A cell for each name; it is empty where that contestant was not measured."""
+    """Return a cell for each name; it is empty where that contestant was not measured."""
     cells = [text]
     for name in names:
         if name not in figures:
@@ -290,7 +302,9 @@ def row(text: str, names: list[str], figures: dict[str, Figure], attribute: str)
             continue
 
         value = getattr(figures[name], attribute)
-        cells.append(f"{'' if figures[name].is_quiet else '~'}{value:.{0 if value >= 20 else 2}f}")
+        num_decimals = 0 if value >= 20 else 2
+        mark = "" if figures[name].is_quiet else "~"
+        cells.append(f"{mark}{value:.{num_decimals}f}")
 
     return cells
 
@@ -305,26 +319,22 @@ def figures_table(group: str, rows: dict[tuple[int, int], dict[str, Figure]]) ->
 
 
 def conditions(results_of: dict[str, Results]) -> str:
-    every = [
-        figure
-        for results in results_of.values()
-        for figures in results.speeds.values()
-        for figure in figures.values()
-    ]
-    num_loud = sum(not figure.is_quiet for figure in every)
-    new = ", ".join(f"{shape.num_new} ({name})" for name, shape in SHAPES.items())
+    """Return how all was measured, in words."""
+    all_figures: list[Figure] = []
+    for results in results_of.values():
+        for figures in results.speeds.values():
+            all_figures += figures.values()
+
+    num_loud = sum(not figure.is_quiet for figure in all_figures)
+    num_new = ", ".join(f"{shape.num_new} ({name})" for name, shape in SHAPES.items())
     return (
         f"On {machine()}. Random weights, greedy (in tables called sampled: {SAMPLED}), prompts of "
-        f"random tokens, "
-        f"new tokens of each request: {new}. Times "
-        "are from the requests to their last token, with prefill. Engines are libraries, each in a "
-        "process, in turns; "
+        f"random tokens, new tokens of each request: {num_new}. Times are from the requests to "
+        "their last token, with prefill. Engines are libraries, each in a process, in turns; "
         "llama.cpp as its server, whose KV cache is in half precision. Each has its own defaults, "
-        "but: a "
-        "thread for each core for engines without a server, steps of 2048 tokens for OpenVINO, 64 "
-        "places for "
-        f"llama-server, a size for vLLM's cache. {num_loud} of {len(every)} figures had no quiet "
-        f"burst (`~`)."
+        "but: a thread for each core for engines without a server, steps of 2048 tokens for "
+        "OpenVINO, 64 places for llama-server, a size for vLLM's cache. "
+        f"{num_loud} of {len(all_figures)} figures had no quiet burst (`~`)."
     )
 
 
@@ -347,21 +357,18 @@ def plot(results_of: dict[str, Results]) -> None:
 
 
 def as_json(results_of: dict[str, Results], own_ratios: dict[str, float]) -> str:
-    speeds = {
-        name: {
-            " ".join(map(str, case)): {
+    """Return all figures on one line: ratios, and tokens/s by shape, case and contestant."""
+    speeds: dict[str, dict[str, dict[str, float]]] = {}
+    for name, results in results_of.items():
+        speeds[name] = {}
+        for case, figures in results.speeds.items():
+            title = " ".join(map(str, case))
+            speeds[name][title] = {
                 peer: round(figure.tokens_per_s, 2) for peer, figure in figures.items()
             }
-            for case, figures in results.speeds.items()
-        }
-        for name, results in results_of.items()
-    }
-    return json.dumps(
-        {
-            "ratios": {key: round(value, 3) for key, value in own_ratios.items()},
-            "tokens_per_s": speeds,
-        }
-    )
+
+    ratios_of_case = {case: round(value, 3) for case, value in own_ratios.items()}
+    return json.dumps({"ratios": ratios_of_case, "tokens_per_s": speeds})
 
 
 def stored_results() -> dict[str, Results]:
@@ -387,12 +394,14 @@ def main() -> None:
         "--stored", action="store_true", help=f"measure nothing, report what is in {STORED}"
     )
     arguments = parser.parse_args()
-    names = (
-        arguments.shapes.split(",")
-        if arguments.shapes
-        else list(SHAPES)[: 2 if arguments.quick else None]
-    )
-    if unknown := set(names) - SHAPES.keys():
+    names = list(SHAPES)
+    if arguments.shapes:
+        names = arguments.shapes.split(",")
+    elif arguments.quick:
+        names = names[:2]
+
+    unknown = set(names) - SHAPES.keys()
+    if unknown:
         parser.error(f"--shapes must be of {', '.join(SHAPES)}, given {', '.join(sorted(unknown))}")
 
     if not arguments.stored:

@@ -11,33 +11,35 @@ import msgspec
 
 from scripts.benchmarks.peers.contest import Figure, Start
 
-Figures = dict[str, Figure]  # by contestant
+# By contestant.
+Figures = dict[str, Figure]
 
 
 @dataclass
 class Results:
     """The figures of one shape: by what was run, then by contestant."""
 
-    speeds: dict[tuple[str, int, int], Figures] = field(
-        default_factory=dict
-    )  # group, streams, prompt
-    # Of one long prompt
+    # By group, number of streams, and tokens of a prompt.
+    speeds: dict[tuple[str, int, int], Figures] = field(default_factory=dict)
+    # Of one long prompt.
     first: Figures = field(default_factory=dict)
-    # 32 requests that share tokens; cold, warm
+    # Of 32 requests that share tokens, by kind: cold or warm.
     prefix: dict[str, Figures] = field(default_factory=dict)
-    starts: dict[str, Start] = field(default_factory=dict)  # of the servers
+    # By server.
+    starts: dict[str, Start] = field(default_factory=dict)
 
     def ratio(
         self, group: str, case: tuple[int, int], contestant: str, peers: Iterable[str]
     ) -> float | None:
-        """lmi's tokens/s over those of the fastest of these peers."""
+        """Return a contestant's tokens/s over those of the fastest of these peers, or None if one
+        side was not measured.
+        """
         figures = self.speeds.get((group, *case), {})
         peer_speeds = [figures[peer].tokens_per_s for peer in peers if peer in figures]
-        return (
-            figures[contestant].tokens_per_s / max(peer_speeds)
-            if contestant in figures and peer_speeds
-            else None
-        )
+        if contestant not in figures or not peer_speeds:
+            return None
+
+        return figures[contestant].tokens_per_s / max(peer_speeds)
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -50,37 +52,33 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 def load(file: Path) -> dict[str, Results]:
-    """Results by shape; empty if there is no file. Raises msgspec.DecodeError for a file of another
-    form.
+    """Return the results by shape, or none if there is no file.
+
+    Raises msgspec.DecodeError for a file of another form.
     """
     if not file.is_file():
         return {}
 
-    stored = msgspec.json.decode(file.read_bytes(), type=dict[str, Stored])
-    return {
-        name: Results(
-            {
-                (group, streams, prompt): contestant
-                for group, streams, prompt, contestant in shape_results.speeds
-            },
-            *(shape_results.first, shape_results.prefix, shape_results.starts),
-        )
-        for name, shape_results in stored.items()
-    }
+    results_of: dict[str, Results] = {}
+    for name, stored in msgspec.json.decode(file.read_bytes(), type=dict[str, Stored]).items():
+        speeds: dict[tuple[str, int, int], Figures] = {}
+        for group, num_streams, num_prompt, figures in stored.speeds:
+            speeds[group, num_streams, num_prompt] = figures
+
+        results_of[name] = Results(speeds, stored.first, stored.prefix, stored.starts)
+
+    return results_of
 
 
 def add(file: Path, name: str, results: Results) -> None:
     """Put one shape into the file, in place of what it has of this shape."""
-    results_of = load(file) | {name: results}
-    stored = {
-        shape: Stored(
-            [(*case, figures) for case, figures in shape_results.speeds.items()],
-            shape_results.first,
-            shape_results.prefix,
-            shape_results.starts,
-        )
-        for shape, shape_results in results_of.items()
-    }
+    results_of = load(file)
+    results_of[name] = results
+    stored: dict[str, Stored] = {}
+    for shape, of_shape in results_of.items():
+        speeds = [(*case, figures) for case, figures in of_shape.speeds.items()]
+        stored[shape] = Stored(speeds, of_shape.first, of_shape.prefix, of_shape.starts)
+
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
     part.write_bytes(msgspec.json.format(msgspec.json.encode(stored)))
