@@ -129,10 +129,14 @@ def _download_dir() -> Path:
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines with aligned columns."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    columns = list(zip(*rows, strict=True))
+    widths = [max(len(cell) for cell in column) for column in columns]
     lines = []
     for row in rows:
-        cells = [log.escape(cell).ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
+        padded_cells = []
+        for cell, width in zip(row, widths, strict=True):
+            padded_cells.append(log.escape(cell).ljust(width))
+
+        lines.append("  ".join(padded_cells).rstrip())
 
     return lines

@@ -50,9 +50,13 @@ class Sample:
     @property
     def latencies_s(self) -> dict[str, list[float]]:
         """The times to the first token, between tokens and to the end, as far as there are some."""
+        first_s: list[float] = []
+        if self.times_s:
+            first_s.append(self.times_s[0] - self.due_s)
+
         gaps_s = [after - before for before, after in itertools.pairwise(self.times_s)]
-        first_s = [time_s - self.due_s for time_s in self.times_s[:1]]
-        return {"first_s": first_s, "gap_s": gaps_s, "end_s": [self.end_s - self.due_s]}
+        end_s = [self.end_s - self.due_s]
+        return {"first_s": first_s, "gap_s": gaps_s, "end_s": end_s}
 
 
 @dataclass
@@ -83,10 +87,13 @@ class Load:
     async def round(self, asks: Sequence[Ask], seed: int) -> None:
         """Run a round, and note its samples and what CPU the server used meanwhile."""
         before_s = cpu_of(self.url)
-        self.rounds.append(await self.run(iter(asks), seed))
-        for name, until_s in cpu_of(self.url).items():
-            used_s = until_s - before_s.get(name, 0.0)
-            self.cpu_s[name] = self.cpu_s.get(name, 0.0) + used_s
+        samples = await self.run(iter(asks), seed)
+        after_s = cpu_of(self.url)
+
+        self.rounds.append(samples)
+        for process, seconds in after_s.items():
+            used_s = seconds - before_s.get(process, 0.0)
+            self.cpu_s[process] = self.cpu_s.get(process, 0.0) + used_s
 
     async def run(self, asks: Iterator[Ask], seed: int = 0) -> list[Sample]:
         """Ask until `asks` ends. `seed` is that of the times at which an open load asks."""
@@ -142,9 +149,12 @@ class Load:
         """Send a request and read its answer into the sample. Returns the outcome."""
         path = self.dialect.path if self.is_streamed else self.dialect.whole_path
         url = path.format(model=self.model)
-        body = merged(self.dialect.body(self.model, ask, self.is_streamed), self.extra)
+        plain_body = self.dialect.body(self.model, ask, self.is_streamed)
+        body = merged(plain_body, self.extra)
+
         async with self.client.stream("POST", url, json=body) as response:
-            if self.is_streamed and response.status_code == 200:
+            is_success = response.status_code == 200
+            if self.is_streamed and is_success:
                 return await self._read_stream(response, sample)
 
             return await self._read_whole(response, sample)

@@ -37,26 +37,31 @@ PAPER = "#ffffff"
 
 
 def write_picture(report: dict[str, Any], path: Path) -> None:
-    """Draw two plots in a row. Raises OSError."""
+    """Draw the names of the servers, and below them two plots in a row. Raises OSError."""
     plots = plots_of(report)
-    urls = [server["url"] for server in report["servers"]]
     num_rows = -(-len(plots) // 2)
     width = 2 * WIDTH
     height = HEAD + num_rows * HEIGHT
     image = Image.new("RGB", (width * SCALE, height * SCALE), PAPER)
     pen = Pen(ImageDraw.Draw(image))
 
-    for number, (url, colour) in enumerate(zip(urls, COLOURS, strict=False)):
-        left_x = LEFT + number * width / 2
-        pen.line([(left_x, HEAD / 2), (left_x + 24, HEAD / 2)], colour, 2.5)
-        pen.text(left_x + 32, HEAD / 2, url, INK, "lm")
-
+    urls = [server["url"] for server in report["servers"]]
+    _draw_names(pen, urls)
     for number, plot in enumerate(plots):
         row, column = divmod(number, 2)
         _draw(pen, plot, column * WIDTH, HEAD + row * HEIGHT)
 
     picture = image.resize((width * 2, height * 2), Image.Resampling.LANCZOS)
     picture.save(path, "PNG", optimize=True)
+
+
+def _draw_names(pen: "Pen", urls: list[str]) -> None:
+    """Write the URL of each server beside a line in its colour."""
+    y = HEAD / 2
+    for column, (url, colour) in enumerate(zip(urls, COLOURS, strict=False)):
+        x = LEFT + column * WIDTH
+        pen.line([(x, y), (x + 24, y)], colour, 2.5)
+        pen.text(x + 32, y, url, INK, "lm")
 
 
 class Pen:
