@@ -1,11 +1,11 @@
-"""A Request as TensorRT-LLM's SamplingParams, each value of its exact type, and what they cannot
-say.
+"""A Request as TensorRT-LLM's SamplingParams, each value of its exact type, and the refusal of what
+these cannot say.
 """
 
 import math
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensorrt_llm import SamplingParams
@@ -31,7 +31,7 @@ from lmi.executor.request import (
     SamplingConfig,
 )
 
-# The end token of a sequence that has none.
+# The end token of a sequence that has none. No vocabulary has it.
 NO_END = -1
 # Torch's seeds are signed: two seeds that differ by 2^63 become one.
 MAX_SIGNED = 2**63 - 1
@@ -48,17 +48,18 @@ PENALTIES = {
 
 @dataclass(frozen=True, slots=True)
 class TrtllmSampler:
-    """What the engine's sampler is asked with. The C++ sampler reads every rule and reports only
-    chosen tokens.
-    """
+    """Which sampler the engine has."""
 
     profile: Profile
     vocab_size: int
+    # Whether it is the C++ sampler, which reports log-probs of chosen tokens only.
     is_cpp: bool = False
 
     @property
     def has_rules(self) -> bool:
-        """Whether the sampler reads every rule."""
+        """Whether it reads every rule of a request: only a Torch sampler beside a C++ one does
+        not.
+        """
         return self.is_cpp or not self.profile.has_cpp_sampler
 
 
@@ -67,21 +68,22 @@ def sampling_params(
     sampler: TrtllmSampler,
     functions: list[PostProcessor | BadWords] | None = None,
 ) -> SamplingParams:
-    """Translate the request of a sequence into parameters that only this sequence uses. `functions`
-    change its logits.
+    """Translate the request of a sequence. `functions` change its logits.
 
-    They stop where the sequence's own rules do. TensorRT-LLM knows one end token, and stop words of
-    one token: further end tokens are stop words there. Its own `ignore_eos` would drop the stop
-    words too, so a sequence without an end gets an end token that no vocabulary has.
+    The parameters belong to this sequence alone, since a submit changes them. TensorRT-LLM stops
+    where the sequence's own rules do. It knows one end token, and stop words of one token, so that
+    further end tokens are stop words there. Its own `ignore_eos` would drop the stop words too, so
+    a sequence without an end gets the end token NO_END.
     """
     request = sequence.request
     end_id = end_token(sequence)
-
-    # Without an end token older versions would hold back another token.
     min_tokens = None
+    # Without an end token older versions would hold back another token.
     if end_id is not None:
         min_tokens = min(int(sequence.min_tokens), int(sequence.max_tokens)) or None
 
+    choice = _choice(request.sampling_config, sequence.seed, sampler)
+    reported = row_parameters(request) | _log_probs(sequence, sampler)
     return SamplingParams(
         end_id=NO_END if end_id is None else end_id,
         # It stands behind the end of a sequence in a tensor, and never in an answer.
@@ -96,23 +98,27 @@ def sampling_params(
         guided_decoding=guided(request.guided_decoding_params),
         detokenize=False,
         add_special_tokens=False,
-        **_choice(request.sampling_config, sequence.seed, sampler),
-        **(row_parameters(request) | _log_probs(sequence, sampler)),
+        **choice,
+        **reported,
     )
 
 
 def end_token(sequence: Sequence) -> int | None:
-    """The end token, or None if there is none or it is ignored."""
+    """Return the end token, or None if there is none or it is ignored."""
     if sequence.request.ignore_eos or not sequence.end_ids:
         return None
 
-    first = sequence.request.end_id
-    return int(min(sequence.end_ids) if first is None else first)
+    end_id = sequence.request.end_id
+    if end_id is None:
+        end_id = min(sequence.end_ids)
+
+    return int(end_id)
 
 
 def stop_token_ids(sequence: Sequence) -> list[int]:
-    """Every other single token that ends the sequence there; none beside `min_tokens`, which holds
-    back only ends.
+    """Return every other single token at which TensorRT-LLM ends the sequence.
+
+    There are none beside `min_tokens`, which there holds back only the end token.
     """
     if sequence.min_tokens:
         return []
@@ -122,13 +128,13 @@ def stop_token_ids(sequence: Sequence) -> list[int]:
 
 
 def embedding_bias(request: Request, vocab_size: int) -> Tensor | None:
-    """The bias of each token, float32 (vocab_size,) on the CPU, or None if the request changes no
-    logit.
+    """Return the bias of each token, float32 (vocab_size,) on the CPU, or None if there is none.
 
-    `vocab_size` is the width of the logits: the engine's whole batch fails if it differs.
+    Bad words of one token are banned by it. `vocab_size` is the width of the logits: the engine's
+    whole batch fails if it differs.
     """
-    banned = [word[0] for word in request.bad_words if len(word) == 1]
-    if not request.embedding_bias and not banned:
+    banned_ids = [word[0] for word in request.bad_words if len(word) == 1]
+    if not request.embedding_bias and not banned_ids:
         return None
 
     biases = torch.zeros(vocab_size, dtype=torch.float32)
@@ -136,50 +142,57 @@ def embedding_bias(request: Request, vocab_size: int) -> Tensor | None:
         # The biases of one token add up, as in the other engines.
         biases[token_id] += bias
 
-    biases[banned] = -math.inf
+    biases[banned_ids] = -math.inf
     return biases
 
 
 def guided(params: GuidedDecodingParams | None) -> TheirGuide | None:
-    """TensorRT-LLM's form. JSON is one object, as in the other engines; the engine's own JSON may
-    be any value.
+    """Return a guide in TensorRT-LLM's form.
+
+    JSON is one object, as in the other engines; the engine's own JSON may be any value.
     """
     if params is None:
         return None
 
+    guide = params.guide or ANY_OBJECT
     match params.guide_type:
         case GuideType.REGEX:
-            field = "regex"
+            return TheirGuide(regex=guide)
         case GuideType.EBNF_GRAMMAR:
-            field = "grammar"
+            return TheirGuide(grammar=guide)
         case _:
-            field = "json"
-
-    return TheirGuide(**{field: params.guide or ANY_OBJECT})
+            return TheirGuide(json=guide)
 
 
 def refuse_rules(request: Request, sampler: TrtllmSampler) -> None:
-    """Raise Unsupported for what goes on behind the end of a structure, and for a penalty that the
-    sampler ignores.
-
-    Behind its end the engine allows only end tokens. Other rules have a capability.
+    """Raise Unsupported for rules that no capability says: those beside a structure that
+    TensorRT-LLM does not follow, and a penalty that the sampler ignores.
     """
-    params = request.guided_decoding_params
-    if params is not None:
-        if params.guide_type is GuideType.EBNF_GRAMMAR and is_lark(params.guide or ""):
-            raise Unsupported(
-                "guided_decoding_params", "grammars are read in EBNF here (root ::= …), not in Lark"
-            )
+    if request.guided_decoding_params is not None:
+        _check_guide(request, request.guided_decoding_params)
 
-        if request.ignore_eos:
-            raise Unsupported("ignore_eos", "TensorRT-LLM follows a structure only up to its end")
+    if not sampler.has_rules:
+        _refuse_penalties(request, sampler)
 
-        if request.sampling_config.min_tokens:
-            raise Unsupported("min_tokens", "TensorRT-LLM ends an answer where its structure ends")
 
-    if sampler.has_rules:
-        return
+def _check_guide(request: Request, params: GuidedDecodingParams) -> None:
+    """Raise Unsupported for a grammar in Lark, and for what goes on behind the end of a structure,
+    where the engine allows only end tokens.
+    """
+    if params.guide_type is GuideType.EBNF_GRAMMAR and is_lark(params.guide or ""):
+        raise Unsupported(
+            "guided_decoding_params", "grammars are read in EBNF here (root ::= …), not in Lark"
+        )
 
+    if request.ignore_eos:
+        raise Unsupported("ignore_eos", "TensorRT-LLM follows a structure only up to its end")
+
+    if request.sampling_config.min_tokens:
+        raise Unsupported("min_tokens", "TensorRT-LLM ends an answer where its structure ends")
+
+
+def _refuse_penalties(request: Request, sampler: TrtllmSampler) -> None:
+    """Raise Unsupported for a penalty that changes logits."""
     reason = (
         f"the Torch sampler of TensorRT-LLM {sampler.profile.name} ignores it; "
         f"option.sampler_type={CPP_SAMPLER}"
@@ -191,7 +204,7 @@ def refuse_rules(request: Request, sampler: TrtllmSampler) -> None:
 
 def check_beams(request: Request, max_beam_width: int) -> None:
     """Raise InvalidParameter for a width that the engine does not run, Unsupported for a rule that
-    beams lack.
+    a beam search does not have.
     """
     if request.sampling_config.beam_width != max_beam_width:
         raise InvalidParameter(
@@ -201,33 +214,49 @@ def check_beams(request: Request, max_beam_width: int) -> None:
     if max_beam_width == 1:
         return
 
+    for lack in _lacks_of_beams(request):
+        if lack.is_needed:
+            raise Unsupported(lack.field, f"TensorRT-LLM {lack.reason} in a beam search")
+
+
+class _LackOfBeams(NamedTuple):
+    """What a beam search does not have, and whether a request needs it."""
+
+    field: str
+    reason: str
+    is_needed: bool
+
+
+def _lacks_of_beams(request: Request) -> list[_LackOfBeams]:
     output = request.output_config
-    has_long_stop_words = any(len(word) > 1 for word in request.stop_words)
-    has_long_bad_words = any(len(word) > 1 for word in request.bad_words)
+    has_long_stop_word = any(len(word) > 1 for word in request.stop_words)
+    has_long_bad_word = any(len(word) > 1 for word in request.bad_words)
     has_function = request.logits_post_processor_name is not None
 
-    num_end_ids = len({*request.end_ids, request.end_id} - {None})
-    has_several_ends = bool(request.stop_words) or num_end_ids > 1
+    end_ids = set(request.end_ids)
+    if request.end_id is not None:
+        end_ids.add(request.end_id)
+
+    has_several_ends = bool(request.stop_words) or len(end_ids) > 1
     holds_back_several = bool(request.sampling_config.min_tokens) and has_several_ends
 
     no_rows = "has rows that do not follow the beams"
     no_top = "has only the log-probs of the chosen tokens"
-    for name, reason, is_violated in (
-        ("return_generation_logits", no_rows, output.return_generation_logits),
-        ("additional_model_outputs", no_rows, bool(output.additional_model_outputs)),
-        ("num_top_log_probs", no_top, output.num_top_log_probs > 0),
-        ("stop_words", "ends at stop words of one token only", has_long_stop_words),
-        ("min_tokens", "holds back one end token only", holds_back_several),
-        ("bad_words", "bans single tokens only", has_long_bad_words),
-        ("logits_post_processor_name", "calls no function of ours", has_function),
-    ):
-        if is_violated:
-            raise Unsupported(name, f"TensorRT-LLM {reason} in a beam search")
+    return [
+        _LackOfBeams("return_generation_logits", no_rows, output.return_generation_logits),
+        _LackOfBeams("additional_model_outputs", no_rows, bool(output.additional_model_outputs)),
+        _LackOfBeams("num_top_log_probs", no_top, output.num_top_log_probs > 0),
+        _LackOfBeams("stop_words", "ends at stop words of one token only", has_long_stop_word),
+        _LackOfBeams("min_tokens", "holds back one end token only", holds_back_several),
+        _LackOfBeams("bad_words", "bans single tokens only", has_long_bad_word),
+        _LackOfBeams("logits_post_processor_name", "calls no function of ours", has_function),
+    ]
 
 
 def _choice(config: SamplingConfig, seed: int, sampler: TrtllmSampler) -> dict[str, Any]:
-    """The parameters that choose a token. TensorRT-LLM is greedy where temperature, top_p and top_k
-    are unset.
+    """Return the parameters that choose a token.
+
+    TensorRT-LLM is greedy where temperature, top_p and top_k are not set.
     """
     parameters: dict[str, Any]
     if config.beam_width > 1:
@@ -250,7 +279,7 @@ def _choice(config: SamplingConfig, seed: int, sampler: TrtllmSampler) -> dict[s
 
 
 def _sampling(config: SamplingConfig, seed: int, sampler: TrtllmSampler) -> dict[str, Any]:
-    """The parameters of random tokens."""
+    """Return the parameters that choose a random token."""
     temperature = 1.0
     if config.temperature is not None:
         temperature = max(float(config.temperature), MIN_TEMPERATURE)
@@ -272,8 +301,8 @@ def _sampling(config: SamplingConfig, seed: int, sampler: TrtllmSampler) -> dict
 
 
 def beam_search(config: SamplingConfig) -> dict[str, Any]:
-    """The keyword arguments of a search. Temperature and what else makes sampling random have no
-    effect.
+    """Return the keyword arguments of a search. Temperature and what else makes sampling random
+    have no effect.
     """
     # TensorRT-LLM's own default is 0.
     length_penalty = 1.0 if config.length_penalty is None else float(config.length_penalty)
@@ -288,13 +317,16 @@ def beam_search(config: SamplingConfig) -> dict[str, Any]:
 
 
 def _log_probs(sequence: Sequence, sampler: TrtllmSampler) -> dict[str, Any]:
-    """How many log-probs are asked for. The contract's 0 means those of the chosen tokens."""
+    """Return the parameters that ask for log-probs. The contract's 0 means those of the chosen
+    tokens.
+    """
     output = sequence.request.output_config
     profile = sampler.profile
     parameters: dict[str, Any] = {}
     if output.return_log_probs or output.num_top_log_probs:
-        least = int(profile.has_cpp_beams or sampler.is_cpp)
-        parameters["logprobs"] = max(int(output.num_top_log_probs), least)
+        # There a 0 asks for nothing.
+        min_number = 1 if profile.has_cpp_beams or sampler.is_cpp else 0
+        parameters["logprobs"] = max(int(output.num_top_log_probs), min_number)
 
     if sequence.lacks_prompt_log_probs:
         if profile.has_cpp_sampler:
@@ -308,24 +340,32 @@ def _log_probs(sequence: Sequence, sampler: TrtllmSampler) -> dict[str, Any]:
 
 
 def row_parameters(request: Request) -> dict[str, Any]:
-    """The keyword arguments of SamplingParams for the rows that a request asks for. The contract's
-    `logits` is two flags there.
+    """Return the keyword arguments of SamplingParams for the rows that a request asks for.
+
+    The contract's output `logits` is two flags there.
     """
     config = request.output_config
-    outputs = config.additional_model_outputs
-    logits = [output for output in outputs if output.name == LOGITS]
-    names = [output.name for output in outputs if output.name != LOGITS]
-    has_context = any(output.gather_context for output in logits)
+    wants_context = config.return_context_logits
+    wants_generation = config.return_generation_logits
+    names: list[str] = []
+    for output in config.additional_model_outputs:
+        if output.name == LOGITS:
+            wants_generation = True
+            wants_context = wants_context or output.gather_context
+        else:
+            names.append(output.name)
+
     return {
-        "return_context_logits": config.return_context_logits or has_context,
-        "return_generation_logits": config.return_generation_logits or bool(logits),
+        "return_context_logits": wants_context,
+        "return_generation_logits": wants_generation,
         "additional_model_outputs": names or None,
     }
 
 
 def retention(config: KvCacheRetentionConfig) -> TheirRetention:
-    """TensorRT-LLM's form, where a duration is a timedelta. Ours has refused ranges that overlap
-    and bad priorities.
+    """Return TensorRT-LLM's form, where a duration is a timedelta.
+
+    The contract has refused ranges that overlap, and bad priorities.
     """
 
     def duration(duration_ms: int | None) -> timedelta | None:

@@ -10,7 +10,13 @@ from handlers.driven.arguments import fields_by_class
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler, folder_of
 
-NOTHING_IS_SENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+# Variables that forbid reports to the makers of vLLM and Ray.
+NOTHING_IS_SENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+# The option that says what starts the ranks, and its value for Ray.
 BACKEND = "distributed_executor_backend"
 ON_RAY = "ray"
 # With Ray, vLLM joins a cluster that runs: by default Ray would start one, with a dashboard, in
@@ -32,8 +38,8 @@ OWN_SPECULATION = (
 
 
 def option_names() -> frozenset[str] | None:
-    """The engine arguments of the installed vLLM and the names in SPECULATIVE, or None if vLLM is
-    not installed.
+    """Return the engine arguments of the installed vLLM and the names in SPECULATIVE, or None if
+    vLLM is not installed.
     """
     names = fields_by_class("vllm", "engine", "arg_utils.py").get("AsyncEngineArgs")
     if not names:
@@ -44,10 +50,10 @@ def option_names() -> frozenset[str] | None:
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
-    """Refuse what vLLM does not have, and ranks that would end the engine or wait for others that
-    nobody starts.
+    """Return what is allowed of each option that vLLM does not have, or that would end the engine,
+    or let it wait for ranks that nobody starts.
     """
-    faults = {}
+    faults: dict[str, str] = {}
     if config.options.get("data_parallel_size", "1").strip() != "1":
         faults["option.data_parallel_size"] = "1, since minWorkers is the number of replicas"
 
@@ -83,12 +89,11 @@ def check(config: EngineConfig) -> Mapping[str, str]:
 def environment(
     config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str
 ) -> Mapping[str, str]:
-    """Forbid reports, put sockets into `folder`, join Ray's cluster, and give each rank on a CPU
-    its cores.
+    """Return the variables of an engine's process, without those that the operator has set.
 
-    What vLLM compiles is kept in `folder` too where its own place cannot be written, as in a
-    container that is read-only: so an engine that starts again finds it. A variable that the
-    operator has set keeps its value.
+    They forbid reports, put sockets into `folder`, join Ray's cluster, and give each rank on a CPU
+    its cores. What vLLM compiles is kept in `folder` too where its own place cannot be written, as
+    in a container that is read-only: so an engine that starts again finds it.
     """
     variables = dict(NOTHING_IS_SENT)
     if 0 < len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES:
@@ -111,7 +116,7 @@ def environment(
 
 
 def cache_folder(environ: Mapping[str, str]) -> str:
-    """Where vLLM keeps what it compiles."""
+    """Return where vLLM keeps what it compiles."""
     home = environ.get("HOME") or os.path.expanduser("~")
     xdg_folder = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     return environ.get("VLLM_CACHE_ROOT") or os.path.join(xdg_folder, "vllm")
@@ -126,16 +131,18 @@ def can_write(folder: str) -> bool:
 
 
 def rank_cores(config: EngineConfig, slot: int, cores: Sequence[int]) -> list[tuple[int, ...]]:
-    """The cores of each tensor parallel rank of engine `slot` here: equal groups for all engines,
-    or shared cores.
+    """Return the cores of each tensor parallel rank of engine `slot` on this machine.
+
+    All ranks of all engines get equal groups. If there are more ranks than cores, some share one.
     """
     num_ranks = config.num_ranks_here(config.tensor_parallel_degree)
-    size = max(1, len(cores) // (num_ranks * config.num_engines))
-    num_used = min(size, config.num_threads or size)
+    group_size = max(1, len(cores) // (num_ranks * config.num_engines))
+    num_used = min(group_size, config.num_threads or group_size)
 
     groups = []
-    for rank in range(slot * num_ranks, (slot + 1) * num_ranks):
-        start = rank * size % len(cores)
+    first_rank = slot * num_ranks
+    for rank in range(first_rank, first_rank + num_ranks):
+        start = rank * group_size % len(cores)
         groups.append(tuple(cores[start : start + num_used]))
 
     return groups

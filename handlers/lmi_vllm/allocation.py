@@ -1,4 +1,4 @@
-"""The allocation of vLLM's cache blocks, skipped where nothing can change."""
+"""The allocation of vLLM's cache blocks, which is skipped where it would change nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,13 +9,12 @@ Allocate = Callable[..., Any]
 
 
 def shorten_allocation(scheduler: Any) -> None:
-    """Let the scheduler skip the allocation of cache blocks where nothing can change, if its cache
-    allows that.
+    """Let the scheduler skip allocations that would change nothing, if its cache allows that.
 
     vLLM asks its block manager for each sequence in each step, though a sequence that computes one
     token needs a new block only at every `block_size`-th. For a small model the question takes a
-    twenty-fifth of the step. Anything but the plain cache of one group of full attention keeps
-    vLLM's own way.
+    twenty-fifth of the step. Only with the plain cache, of one group of full attention, it is
+    skipped.
     """
     manager = scheduler.kv_cache_manager
     managers = manager.coordinator.single_type_managers
@@ -28,21 +27,29 @@ def shorten_allocation(scheduler: Any) -> None:
 
 def skipping(allocate: Allocate, manager: FullAttentionManager, nothing: Any) -> Allocate:
     """Return `allocate` without its work for one more token that has room in the last block and
-    does not fill it.
+    does not fill it. `nothing` is what it returns then.
 
     A token that fills a block is left to vLLM, which then offers the block to other sequences.
     """
     block_size = manager.block_size
     blocks_of = manager.req_to_blocks
 
+    def has_room(request: Any) -> bool:
+        end: int = request.num_computed_tokens + 1
+        fills_block = end % block_size == 0
+        if fills_block or end <= request.num_prompt_tokens:
+            return False
+
+        blocks = blocks_of.get(request.request_id, ())
+        num_tokens: int = len(blocks) * block_size
+        return num_tokens >= end
+
     def allocate_slots(
         request: Any, num_new_tokens: int, *, num_lookahead_tokens: int = 0, **more: Any
     ) -> Any:
-        if num_new_tokens == 1 and not (num_lookahead_tokens or more):
-            end = request.num_computed_tokens + 1
-            if end % block_size and end > request.num_prompt_tokens:
-                if len(blocks_of.get(request.request_id, ())) * block_size >= end:
-                    return nothing
+        is_plain_decode = num_new_tokens == 1 and not num_lookahead_tokens and not more
+        if is_plain_decode and has_room(request):
+            return nothing
 
         return allocate(request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens, **more)
 

@@ -35,28 +35,37 @@ FIELDS = {
     for field in dataclasses.fields(AsyncEngineArgs)
     if not field.name.startswith("_")
 }
-# The default of vLLM's server on a CPU.
+# Defaults of vLLM.
 NUM_SEQUENCES_ON_CPU = 128
-SEQUENCES_PER_EXPRESS_PLACE = 32
-MAX_EXPRESS_PLACES = 4
 TOKENS_PER_BLOCK_ON_CPU = 128
 TOKENS_PER_BLOCK = 16
+# One place for requests of light clients beside so many sequences, and so many at most.
+SEQUENCES_PER_EXPRESS_PLACE = 32
+MAX_EXPRESS_PLACES = 4
+# How many tokens a draft model guesses.
 SPECULATIVE_LENGTH = 5
+# The arguments that size the KV cache.
+SIZES_OF_CACHE = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization")
+# The max_model_len that vLLM makes as long as the cache can hold.
+AS_LONG_AS_THE_CACHE = -1
 # The max_logprobs of a server without a limit.
 UNLIMITED = -1
 
-# These differ from vLLM's defaults. lmi keeps the statistics, requests have priorities, and no
-# progress bar is drawn into the log. The front end fills in the parameters that a request leaves
-# out, also those of generation_config.json; with "vllm" vLLM still adds the end tokens of that file
-# to each request that does not ignore them.
+# The arguments whose defaults here differ from vLLM's.
 DEFAULTS: dict[str, Any] = {
+    # lmi keeps the statistics.
     "disable_log_stats": True,
+    # The front end fills in the parameters that a request leaves out, also those of
+    # generation_config.json. With this value vLLM still adds the end tokens of that file to each
+    # request that does not ignore them.
     "generation_config": "vllm",
     "max_logprobs": 20,
     # That cache needs every request that was read to reach the core. A cancelled one does not.
     "mm_processor_cache_gb": 0,
+    # Requests have priorities.
     "scheduling_policy": "priority",
     "seed": 0,
+    # No progress bar is drawn into the log.
     "use_tqdm_on_load": False,
 }
 
@@ -82,22 +91,22 @@ log = logging.getLogger("lmi.vllm")
 def engine_arguments(
     config: EngineConfig, model_path: str, memory_bytes: int | None = None
 ) -> dict[str, Any]:
-    """The keyword arguments of `AsyncEngineArgs`, which LLMEngine takes too. Warnings go to the
-    log.
+    """Return the keyword arguments of `AsyncEngineArgs`, which LLMEngine takes too. Warnings go to
+    the log.
 
     `memory_bytes` is what all engines may use of a CPU's memory; None: what this machine has.
     Raises BadConfiguration with one line for each fault, SecurityRefused for weights that would be
     unpickled.
     """
-    typed = _typed(config)
-    _check(config, Path(model_path), typed.get("load_format", "auto"))
+    vllm_options = _vllm_options(config)
+    _check(config, Path(model_path), vllm_options.get("load_format", "auto"))
     arguments = {**DEFAULTS, "model": model_path, "dtype": DTYPES[config.dtype]}
     for field, name in OURS.items():
         value = getattr(config, name)
         if value is not None:
             arguments[field] = value
 
-    arguments |= typed
+    arguments |= vllm_options
     if "max_num_seqs" in arguments:
         num_places = arguments["max_num_seqs"] // SEQUENCES_PER_EXPRESS_PLACE
         arguments["max_num_seqs"] += min(MAX_EXPRESS_PLACES, num_places)
@@ -108,15 +117,9 @@ def engine_arguments(
 
     if current_platform.is_cpu():
         arguments |= _cache_on_cpu(config, arguments, memory_bytes or machine.memory_bytes())
-        if "enforce_eager" not in config.options and compiling.is_eager(config.options):
-            # vLLM compiles by default and would not start.
-            why = compiling.why_no_compiler()
-            if why:
-                log.warning("vLLM runs the model eagerly, which is up to a quarter slower: %s", why)
-
-            arguments["enforce_eager"] = True
+        arguments |= _eagerness_on_cpu(config)
     elif config.max_kv_cache_tokens is not None:
-        block_size = typed.get("block_size") or TOKENS_PER_BLOCK
+        block_size = vllm_options.get("block_size") or TOKENS_PER_BLOCK
         arguments |= _cache_in_blocks(config, config.max_kv_cache_tokens, block_size)
 
     if config.kv_events_config is not None:
@@ -125,9 +128,25 @@ def engine_arguments(
     return arguments
 
 
+def _eagerness_on_cpu(config: EngineConfig) -> dict[str, Any]:
+    """Return the argument without which vLLM compiles, and does not start where it cannot.
+
+    An option that says whether it compiles stays as it is.
+    """
+    if "enforce_eager" in config.options or not compiling.is_eager(config.options):
+        return {}
+
+    reason = compiling.why_no_compiler()
+    if reason:
+        log.warning("vLLM runs the model eagerly, which is up to a quarter slower: %s", reason)
+
+    return {"enforce_eager": True}
+
+
 def _kv_events(config: KvEventsConfig, num_replicas: int) -> KVEventsConfig:
-    """vLLM's configuration of events of the cache, with the sockets of this replica. Raises
-    BadConfiguration.
+    """Return vLLM's configuration of events of the cache, with the sockets of this replica.
+
+    Raises BadConfiguration.
     """
     config = of_replica(config, replica_here(), num_replicas)
     fields = {}
@@ -139,13 +158,13 @@ def _kv_events(config: KvEventsConfig, num_replicas: int) -> KVEventsConfig:
 
 
 def num_express_places(max_num_seqs: int) -> int:
-    """How many of vLLM's places are beside the batch: a few, for requests of light clients."""
+    """Return how many of vLLM's places are beside the batch, for requests of light clients."""
     return min(MAX_EXPRESS_PLACES, max_num_seqs // (SEQUENCES_PER_EXPRESS_PLACE + 1))
 
 
 def _check(config: EngineConfig, folder: Path, load_format: str) -> None:
-    """Refuse a device of another build, a cache that cannot hold the longest sequence, and pickled
-    weights.
+    """Raise BadConfiguration for a device of another build, and for a cache that cannot hold the
+    longest sequence; SecurityRefused for pickled weights.
 
     vLLM checks the cache too, but reports it in terms of memory. It reads pickled weights if the
     format asks for it, or if there is no safetensors file.
@@ -166,17 +185,22 @@ def _check(config: EngineConfig, folder: Path, load_format: str) -> None:
     if config.allow_pickle:
         return
 
-    takes_any = load_format in ("auto", "hf") and not any(folder.glob("*.safetensors"))
-    reads_pickles = takes_any or load_format in ("pt", "npcache")
+    reads_pickles = load_format in ("pt", "npcache")
+    if load_format in ("auto", "hf") and not any(folder.glob("*.safetensors")):
+        reads_pickles = True
+
     pickled = pickled_files(folder) if reads_pickles else []
     if pickled:
         raise refusal(pickled[0])
 
 
-def _typed(config: EngineConfig) -> dict[str, Any]:
-    """The options with vLLM's names, each as its field's type. Raises BadConfiguration."""
+def _vllm_options(config: EngineConfig) -> dict[str, Any]:
+    """Return the options that have vLLM's names, each as its field's type.
+
+    Raises BadConfiguration.
+    """
     values: dict[str, Any] = {}
-    faults = []
+    faults: list[str] = []
     flags = _flags() if config.options else {}
     for name, text in config.options.items():
         if name in SPECULATIVE:
@@ -201,6 +225,7 @@ def _typed(config: EngineConfig) -> dict[str, Any]:
 
 
 def _flags() -> dict[str, argparse.Action]:
+    """Return the flags of vLLM's command line by the fields that they set."""
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
     return {action.dest: action for action in parser._actions}
 
@@ -225,10 +250,11 @@ def _value(name: str, text: str, flag: argparse.Action | None) -> Any:
 def _value_without_flag(name: str, text: str) -> Any:
     """Read a text for a field that vLLM's command line leaves out. Raises ValueError."""
     hint: Any = FIELDS[name]
-    is_plain = dataclasses.is_dataclass(hint) or isinstance(hint, type)
-    config = None if is_plain else ConfigDict(arbitrary_types_allowed=True)
+    is_class = dataclasses.is_dataclass(hint) or isinstance(hint, type)
+    # Classes say themselves what they allow.
+    settings = None if is_class else ConfigDict(arbitrary_types_allowed=True)
     try:
-        adapter = TypeAdapter(hint, config=config)
+        adapter = TypeAdapter(hint, config=settings)
         if text[:1] in "{[":
             return adapter.validate_json(text)
 
@@ -238,6 +264,7 @@ def _value_without_flag(name: str, text: str) -> Any:
 
 
 def _word(name: str, text: str, flag: argparse.Action) -> Any:
+    """Read one word of a flag. Raises ValueError with the allowed values."""
     try:
         value = flag.type(text) if callable(flag.type) else text
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
@@ -250,22 +277,23 @@ def _word(name: str, text: str, flag: argparse.Action) -> Any:
 
 
 def _allowed(name: str, flag: argparse.Action, error: Exception | None = None) -> str:
+    """Return the values that a flag allows, in words."""
     if flag.choices is not None:
         return ", ".join(str(choice) for choice in flag.choices if choice is not None)
 
     types = _types_in(FIELDS[name])
-    is_plain = not any(get_origin(type) is dict for type in types)
-    if is_plain and int in types:
+    has_dict = any(get_origin(hint) is dict for hint in types)
+    if int in types and not has_dict:
         return "a whole number"
 
-    if is_plain and float in types:
+    if float in types and not has_dict:
         return "a number"
 
     return f"what vLLM's {name} takes ({shorten(str(error), 200)[1:-1]})"
 
 
 def _types_in(hint: Any) -> list[Any]:
-    """The hint and all types in it: for list[int] | None also list[int], int and None."""
+    """Return the hint and all types in it: of list[int] | None also list[int], int and None."""
     types = [hint]
     for part in get_args(hint):
         types += _types_in(part)
@@ -287,7 +315,10 @@ def _words(text: str) -> list[str]:
 
 
 def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
-    """vLLM's speculative_config from LMI's options for a draft model."""
+    """Return vLLM's speculative_config, from LMI's options for a draft model.
+
+    Adds a line to `faults` for each fault.
+    """
     texts = {name: config.options[name] for name in SPECULATIVE if name in config.options}
     model = texts.pop("speculative_draft_model", None)
     if model is None:
@@ -316,65 +347,80 @@ def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
 def _cache_on_cpu(
     config: EngineConfig, arguments: Mapping[str, Any], memory_bytes: int
 ) -> dict[str, Any]:
-    """Size the KV cache for what the sequences can use, at most a quarter of memory.
+    """Return the arguments that size the KV cache: for what the sequences can use, at most a
+    quarter of memory.
 
     vLLM's default is nine tenths of all memory, and it does not start if other processes hold too
     much of it. It takes the size in bytes for each rank. If a number of blocks is given too, only
-    that counts, so a high estimate of the bytes does no harm. If the shape of the model's cache is
-    not known, the cache takes the whole quarter.
+    that counts, so a high estimate of the bytes does no harm.
     """
-    sizes = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization")
-    has_size = any(name in arguments for name in sizes)
+    has_size = any(name in arguments for name in SIZES_OF_CACHE)
     has_variable = bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
     if (has_size or has_variable) and config.max_kv_cache_tokens is None:
         return {}
 
-    memory_bytes //= config.num_engines
-    num_ranks = config.tensor_parallel_degree
     block_size = arguments.get("block_size") or TOKENS_PER_BLOCK_ON_CPU
-    shape = _cache_shape(config, str(arguments["model"]))
-
-    in_blocks: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     if config.max_kv_cache_tokens:
-        in_blocks = _cache_in_blocks(config, config.max_kv_cache_tokens, block_size)
+        sizes = _cache_in_blocks(config, config.max_kv_cache_tokens, block_size)
     elif "max_model_len" not in arguments:
-        # A context of -1 is as long as the cache can hold.
-        in_blocks = {"max_model_len": -1}
+        sizes["max_model_len"] = AS_LONG_AS_THE_CACHE
 
+    engine_bytes = memory_bytes // config.num_engines
+    sizes["kv_cache_memory_bytes"] = _cache_bytes(config, arguments, engine_bytes, block_size)
+    return sizes
+
+
+def _cache_bytes(
+    config: EngineConfig, arguments: Mapping[str, Any], memory_bytes: int, block_size: int
+) -> int:
+    """Return the bytes of the cache of one rank of an engine that has so much memory.
+
+    If the shape of the model's cache is not known, the cache takes a whole quarter.
+    """
+    num_ranks = config.tensor_parallel_degree
+    shape = _cache_shape(config, str(arguments["model"]))
     if shape is None:
-        return {"kv_cache_memory_bytes": memory_bytes // 4 // num_ranks, **in_blocks}
+        return memory_bytes // 4 // num_ranks
 
     length = min(config.max_sequence_length or shape.context_length, shape.context_length)
     num_sequences = arguments.get("max_num_seqs") or NUM_SEQUENCES_ON_CPU
     budget = default_budget(num_sequences, length, shape.token_bytes * num_ranks, memory_bytes)
+
     num_tokens = config.max_kv_cache_tokens or max(budget, config.max_sequence_length or 0)
-    num_blocks = _cache_in_blocks(config, num_tokens, block_size)["num_gpu_blocks_override"]
-    return {"kv_cache_memory_bytes": num_blocks * block_size * shape.token_bytes, **in_blocks}
+    num_blocks = _num_blocks_for(num_tokens, block_size)
+    return num_blocks * block_size * shape.token_bytes
 
 
 def _cache_in_blocks(
     config: EngineConfig, num_tokens: int, tokens_per_block: int
 ) -> dict[str, Any]:
-    """Ask for one block more than the tokens need, which vLLM reserves. A context that does not fit
-    is shortened.
+    """Return the arguments for a cache of so many tokens. A context that does not fit is
+    shortened.
     """
-    num_blocks = -(-num_tokens // tokens_per_block)
-    arguments: dict[str, Any] = {"num_gpu_blocks_override": num_blocks + 1}
+    num_blocks = _num_blocks_for(num_tokens, tokens_per_block)
+    arguments: dict[str, Any] = {"num_gpu_blocks_override": num_blocks}
     if config.max_sequence_length is None:
-        arguments["max_model_len"] = -1
+        arguments["max_model_len"] = AS_LONG_AS_THE_CACHE
 
     return arguments
 
 
-class CacheShape(NamedTuple):
-    """The bytes of cache of one token on one rank, and the length of the model's context."""
+def _num_blocks_for(num_tokens: int, tokens_per_block: int) -> int:
+    """Return how many blocks tokens need, and one more, which vLLM reserves."""
+    return -(-num_tokens // tokens_per_block) + 1
 
+
+class CacheShape(NamedTuple):
+    """How large the cache of a model is."""
+
+    # The bytes of one token on one rank.
     token_bytes: int
     context_length: int
 
 
 def _cache_shape(config: EngineConfig, model_path: str) -> CacheShape | None:
-    """None if config.json lacks the shape."""
+    """Return the shape that config.json says, or None if it lacks a part of it."""
     try:
         model = AutoConfig.from_pretrained(
             model_path, local_files_only=True, trust_remote_code=config.trust_remote_code
@@ -384,17 +430,21 @@ def _cache_shape(config: EngineConfig, model_path: str) -> CacheShape | None:
         head_dim = getattr(model, "head_dim", None) or model.hidden_size // num_heads
 
         # vLLM's auto turns 32 bits into 16.
-        element_bytes = 4 if config.dtype == "fp32" else 2
-        heads_a_rank = max(1, num_kv_heads // config.tensor_parallel_degree)
-        layer_bytes = 2 * heads_a_rank * head_dim * element_bytes
-        return CacheShape(model.num_hidden_layers * layer_bytes, model.max_position_embeddings)
+        number_bytes = 4 if config.dtype == "fp32" else 2
+        num_heads_of_rank = max(1, num_kv_heads // config.tensor_parallel_degree)
+        # Keys and values.
+        layer_bytes = 2 * num_heads_of_rank * head_dim * number_bytes
+        token_bytes = model.num_hidden_layers * layer_bytes
+        return CacheShape(token_bytes, model.max_position_embeddings)
     except Exception:
         # vLLM reports a fault of the file better.
         return None
 
 
 def named_for(config: EngineConfig, name: str, text: str | None = None) -> str:
-    """As `named`, for an argument of vLLM. The name is lmi's where lmi has one."""
+    """Return the option that set an argument of vLLM, as `named` does. The name is lmi's where lmi
+    has one.
+    """
     our_name = OUR_NAMES.get(name, name)
     if our_name not in config.option_sources and name in config.option_sources:
         our_name = name

@@ -9,17 +9,18 @@ from pathlib import Path
 from handlers.lmi_vllm.about import cache_folder, can_write
 from lmi.settings.kinds import is_true
 
-# vLLM's ahead-of-time artifact of a model can be written but not read back on a CPU. Writing it,
-# and failing to read it, costs seconds at each start. torch's cache of kernels is enough.
+# Variables of a process that compiles. vLLM's ahead-of-time artifact of a model can be written but
+# not read back on a CPU. Writing it, and failing to read it, costs seconds at each start. torch's
+# cache of kernels is enough.
 COMPILED = {"VLLM_USE_AOT_COMPILE": "0"}
-# vLLM compiles a function of its sampler in eager mode too, which delays the first log-prob by ten
-# seconds.
+# Variables of one that does not. Else vLLM compiles a function of its sampler all the same, which
+# delays the first log-prob by ten seconds.
 EAGER = {"TORCHDYNAMO_DISABLE": "1"}
 
 
 def is_eager(options: Mapping[str, str]) -> bool:
-    """The value of option.enforce_eager. Without it, whether torch's switch is set or this machine
-    cannot compile.
+    """Whether vLLM runs a model without compiling it: as option.enforce_eager says, else where
+    torch's switch is set or this machine cannot compile.
     """
     text = options.get("enforce_eager")
     if text is not None:
@@ -30,8 +31,9 @@ def is_eager(options: Mapping[str, str]) -> bool:
 
 
 def why_no_compiler(headers: str = sysconfig.get_path("include")) -> str | None:
-    """The reason why this machine cannot compile, as vLLM does by default, or None. `headers` are
-    Python's.
+    """Return why this machine cannot compile as vLLM does by default, or None if it can.
+
+    `headers` is the folder of Python's.
     """
     # torch takes the same one.
     compiler = os.environ.get("CXX") or "g++"
@@ -46,7 +48,7 @@ def why_no_compiler(headers: str = sysconfig.get_path("include")) -> str | None:
 
 
 def compiler_variables(options: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torch and vLLM read at their import."""
+    """Return the variables that torch and vLLM read at their import."""
     if is_eager(options):
         return EAGER
 

@@ -1,5 +1,6 @@
-"""vLLM's engine: its scheduler runs in this process. It uses more of vLLM than its
-public classes.
+"""vLLM's engine, whose scheduler runs in this process.
+
+It uses more of vLLM than its public classes.
 """
 
 import logging
@@ -34,8 +35,9 @@ log = logging.getLogger("lmi.vllm")
 
 
 class VllmEngine:
-    """vLLM's scheduler is called directly. Several ranks are processes, perhaps on
-    several nodes.
+    """An `Engine` that calls vLLM's core and scheduler directly.
+
+    One rank computes in this process. Several ranks are processes, perhaps on several nodes.
     """
 
     # The number of engines in this process.
@@ -45,7 +47,7 @@ class VllmEngine:
 
     def __init__(self, arguments: AsyncEngineArgs) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        cast(Any, sampler).batched_count_greater_than = _no_ranks
+        cast(Any, sampler).batched_count_greater_than = _no_counts
         num_threads = torch.get_num_threads()
 
         self._engine = LLMEngine.from_engine_args(arguments)
@@ -57,7 +59,7 @@ class VllmEngine:
             # Its events carry this number. Each replica is vLLM's rank 0.
             publisher._data_parallel_rank = replica_here()
 
-        # The numbers of preemptions of the sequences that wait again, by vLLM's ids.
+        # By vLLM's id: how often a sequence that waits again was preempted.
         self._preempted: dict[str, int] = {}
         self._num_preemptions = 0
         self.config = self._engine.vllm_config
@@ -89,13 +91,14 @@ class VllmEngine:
         self._engine.abort_request(list(ids))
 
     def step(self) -> Sequence[SequenceOutput]:
-        """Step the core directly. LLMEngine.step detokenises and copies each log-prob four times.
+        """Make a step of the core, and return its outputs.
 
-        For a small model that takes a tenth of the time. Raises EngineStopped if the device is
-        lost, or a rank.
+        It does not call LLMEngine.step, which makes text of tokens and copies each log-prob four
+        times: a tenth of the time of a small model. Raises EngineStopped if the device is lost, or
+        a rank.
         """
         try:
-            new = self._engine.engine_core.get_output().outputs
+            outputs = self._engine.engine_core.get_output().outputs
         except Exception as error:
             if not self._is_alone:
                 # The ranks may wait for each other now.
@@ -110,23 +113,16 @@ class VllmEngine:
 
             raise
 
-        ended = [output.request_id for output in new if output.finish_reason is not None]
-        if ended:
+        ended_ids = [output.request_id for output in outputs if output.finish_reason is not None]
+        if ended_ids:
             # The core has already forgotten them.
-            self._engine.output_processor.abort_requests(ended, internal=True)
+            self._engine.output_processor.abort_requests(ended_ids, internal=True)
 
-        return [translation.of_core(_outer_id(output.request_id), output) for output in new]
+        return [translation.of_core(_outer_id(output.request_id), output) for output in outputs]
 
     def load(self) -> EngineLoad:
         """Return how busy the scheduler is."""
-        before = self._preempted
-        self._preempted = {}
-        for request in self._scheduler.waiting:
-            # A preempted request waits again and keeps the number of its preemptions.
-            if request.num_preemptions:
-                self._preempted[request.request_id] = request.num_preemptions
-                self._num_preemptions += request.num_preemptions > before.get(request.request_id, 0)
-
+        self._count_preemptions()
         running = [_outer_id(request.request_id) for request in self._scheduler.running]
         num_blocks = engine_info.num_blocks(self.config)
         num_used = round(self._scheduler.kv_cache_manager.usage * num_blocks)
@@ -138,16 +134,34 @@ class VllmEngine:
         )
         return EngineLoad(running, self._num_preemptions, kv_cache)
 
+    def _count_preemptions(self) -> None:
+        """Count the sequences that were preempted since the last call.
+
+        A preempted one waits again, and keeps the number of its preemptions.
+        """
+        before = self._preempted
+        self._preempted = {}
+        for request in self._scheduler.waiting:
+            request_id = request.request_id
+            num_preemptions = request.num_preemptions
+            if num_preemptions:
+                self._preempted[request_id] = num_preemptions
+                if num_preemptions > before.get(request_id, 0):
+                    self._num_preemptions += 1
+
     def wake(self) -> None:
-        """End a step that waits for a lost rank or node: vLLM does so too, but gives the other
-        ranks nine seconds.
+        """End a step that waits for a lost rank or node.
+
+        vLLM does so too, but gives the other ranks nine seconds.
         """
         if not self.is_alive:
             self._ranks.kill()
 
     def check_adapter(self, adapter: LoadedAdapter) -> None:
-        """vLLM compares patterns of names by an engine that some keep busy for ever, so only plain
-        ones get there.
+        """Read the configuration of an adapter: see `AdapterEngine`.
+
+        vLLM matches its names as patterns, some of which would keep Python's `re` busy for ever. So
+        only plain names get there.
         """
         helper = PEFTHelper.from_local_dir(adapter.path, self.config.model_config.max_model_len)
         # vLLM 0.30 has neither pattern.
@@ -202,9 +216,10 @@ def _is_of_device(error: Exception) -> bool:
     return "CUDA error" in str(error)
 
 
-def _no_ranks(log_probs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Replace vLLM's count of likelier tokens, which lmi does not use: (rows, vocabulary), (rows,
-    1) to (rows,).
+def _no_counts(log_probs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Stand in for vLLM's count of likelier tokens, which lmi does not use.
+
+    (rows, vocabulary) and (rows, 1) to (rows,).
     """
     return torch.zeros(len(values), dtype=torch.int64, device=values.device)
 
@@ -212,5 +227,5 @@ def _no_ranks(log_probs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 # It is called twice a token.
 @lru_cache(maxsize=4096)
 def _outer_id(inner_id: str) -> str:
-    """The id that vLLM was given. vLLM appends eight letters to it."""
+    """Return the id that vLLM was given. vLLM appends eight letters to it."""
     return inner_id.rpartition("-")[0]

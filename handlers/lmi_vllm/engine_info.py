@@ -10,16 +10,17 @@ from handlers.lmi_vllm.arguments import num_express_places
 from lmi.executor.executor import Capabilities, Embeddings, EngineInfo
 from lmi.executor.request import GuideType
 
-# SamplingParams takes no higher one.
+# vLLM's SamplingParams takes no higher one.
 MAX_TEMPERATURE = 2.0
 
 
 class Images(NamedTuple):
-    """How many images a prompt may have, and the placeholder of one where a chat template writes
-    none.
-    """
+    """What a model takes of images."""
 
+    # How many a prompt may have.
     max_num: int
+    # What stands for an image in a prompt, where a chat template writes nothing for it. {n} is its
+    # number.
     placeholder: str
 
 
@@ -27,7 +28,7 @@ NO_IMAGES = Images(0, "")
 
 
 def num_blocks(config: VllmConfig) -> int:
-    """The number of blocks of the KV cache for requests. vLLM reserves one block."""
+    """Return how many blocks of the KV cache requests have. vLLM reserves one block."""
     return max(0, (config.cache_config.num_gpu_blocks or 0) - 1)
 
 
@@ -97,11 +98,11 @@ def _images_of(model: ModelConfig, renderer: Any) -> Images:
     if not max_num:
         return Images(max_num, "")
 
-    # Some models number their placeholders.
     placeholder_of = get_model_cls(model).get_placeholder_str
     first = placeholder_of("image", 1)
     second = placeholder_of("image", 2)
     if first == second:
         return Images(max_num, first or "")
 
+    # The model numbers its placeholders.
     return Images(max_num, first.replace("1", "{n}"))

@@ -116,10 +116,10 @@ class VllmExecutor(DrivenExecutor[translation.VllmWork]):
 
 
 class Follower(Mailbox):
-    """A further node of an engine that spans several machines: its ranks get their work from node
-    0.
+    """A further node of an engine that spans several machines.
 
-    It takes no requests, loads this node's part of the model and waits until the group ends.
+    It loads this node's part of the model and waits until the group of nodes ends. Its ranks get
+    their work from node 0, which takes all requests.
     """
 
     def __init__(self, model: str, config: EngineConfig, progress: Progress) -> None:
@@ -145,7 +145,7 @@ class Follower(Mailbox):
         return self._info
 
     def can_enqueue_requests(self) -> bool:
-        """Whether the group is whole. Requests are refused in any case."""
+        """Whether the group of nodes is whole. Requests are refused in any case."""
         return not self._has_lost_rank.is_set() and self._heartbeat.is_whole
 
     def enqueue_request(self, request: Request) -> int:
@@ -165,7 +165,7 @@ class Follower(Mailbox):
         return []
 
     def shutdown(self) -> None:
-        """Shut down cleanly if the group is whole. Otherwise the ranks die with this process."""
+        """Shut down, cleanly if the group is whole: else the ranks die with this process."""
         is_whole = self.can_enqueue_requests()
         self._end_waiting()
         self._heartbeat.close()

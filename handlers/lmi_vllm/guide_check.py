@@ -1,8 +1,8 @@
-"""What vLLM does with a guide, done first in the process that compiles guides, where it has limits.
-It imports no vLLM.
+"""The compilation of a guide for vLLM, tried in a process with limits before vLLM does it.
 
-By default vLLM takes the backend that its first guide needed, so both are tried. A guide that one
-of them does not read is left to vLLM, which may know another way and says best what is wrong.
+It uses vLLM's backends without vLLM. By default vLLM stays with the backend that its first guide
+needed, so both are tried. A guide that one of them does not read is left to vLLM, which may know
+another way, and says best what is wrong.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,10 @@ BACKENDS = {
 
 
 def new_compile(start: "Start") -> Callable[[GuidedDecodingParams], str]:
-    """The config's `tokenizer_str` is xgrammar's form of the vocabulary."""
+    """Return what compiles a guide with each backend, and gives an empty text.
+
+    The config's `tokenizer_str` is xgrammar's form of the vocabulary.
+    """
     backends: list[Callable[[GuidedDecodingParams], None]] = []
     if XGRAMMAR in start.backends:
         # The import of transformers would find them.

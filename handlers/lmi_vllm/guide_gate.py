@@ -1,4 +1,4 @@
-"""The check of a sequence's structure before vLLM gets it, beside the steps."""
+"""The check of guides beside the steps, before vLLM gets their sequences."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,17 +27,17 @@ MAX_MEMORY_BYTES = 4 << 30
 
 
 class GuideGate(Preparation[StructuredOutputsParams]):
-    """The check of structures. vLLM does it on the thread that steps, and compiles with no limit of
-    time or memory.
+    """Lets a sequence pass once its guide is checked.
 
-    So a structure is compiled first in a process with limits. `checked` has them as vLLM has marked
-    them.
+    vLLM would check it on the thread that steps, and compile it with no limit of time or memory. So
+    it is compiled first in a process with limits.
     """
 
     is_of_guides = True
 
     def __init__(self, config: VllmConfig, wake_engine: Callable[[], None]) -> None:
         super().__init__(wake_engine)
+        # The guides of sequences that vLLM does not have yet, as vLLM has marked them.
         self.checked: dict[Sequence, StructuredOutputsParams] = {}
         settings = config.structured_outputs_config
         self._config = config
@@ -80,8 +80,9 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         self._outcomes.close()
 
     def _check(self, params: GuidedDecodingParams, wait: Wait) -> StructuredOutputsParams:
-        """Let vLLM check a structure that has kept the limits, and return it as vLLM
-        has marked it.
+        """Compile a guide with limits, then let vLLM check it. Returns it as vLLM has marked it.
+
+        Raises InvalidRequest.
         """
         config = self._config
         try:
@@ -98,7 +99,7 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         return checked.structured_outputs
 
     def _read_config(self) -> GuidedDecodingConfig:
-        """The vocabulary in the form in which vLLM gives it to xgrammar."""
+        """Return the vocabulary as vLLM gives it to xgrammar."""
         if XGRAMMAR not in self._backends:
             return GuidedDecodingConfig([])
 

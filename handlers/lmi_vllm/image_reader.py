@@ -1,4 +1,4 @@
-"""The images of a sequence, read beside the steps before vLLM gets it."""
+"""The reading of images beside the steps, before vLLM gets their sequences."""
 
 import hashlib
 import time
@@ -21,27 +21,25 @@ from lmi.errors import InvalidParameter, InvalidRequest, OutOfMemory, cause_line
 from lmi.executor import Request
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
-# Models look at 13 million pixels of an image at most, mostly at one to four; a photo of a
-# telephone has 12. vLLM's variable may say otherwise.
+# The most pixels of an image, unless vLLM's variable says otherwise. Models look at 13 million
+# pixels at most, mostly at one to four million; a photo of a telephone has twelve.
 MAX_IMAGE_PIXELS = 1 << 24
-# The images of a request together have at most the pixels of so many images.
+# The images of a request together have at most the pixels of so many of the largest ones.
 MAX_LARGE_IMAGES = 3
 NUM_IMAGE_THREADS = 2
-# So many pixels are decoded in the time that heads take.
+# The price of a look at the heads of a request's files, in pixels decoded meanwhile.
 HEADS_PRICE = 4096
 
 
 class Reading(Future[Any]):
-    """What becomes of the images of one request. Once it is cancelled, its thread reads no further
-    file.
-    """
+    """The images of one request, as vLLM's input once they are read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_wanted = True
 
     def cancel(self) -> bool:
-        """Let its thread read no further file."""
+        """Let the thread that reads them read no further file."""
         self.is_wanted = False
         return super().cancel()
 
@@ -52,11 +50,11 @@ class Reading(Future[Any]):
 
 
 class ImageReader(Preparation[Any]):
-    """The images of requests, which clients have read in turns. They pay by pixels, known from the
-    heads of files.
+    """Lets a sequence pass once the images of its request are read.
 
-    Files are decoded by several threads, and one at a time passes vLLM's processor, whose cache
-    knows no others.
+    Clients take turns, and what they ask for costs by its pixels. These are known from the heads of
+    files, at which a request looks in a turn of its own. Several threads decode files. Only one at
+    a time calls vLLM's processor, whose cache allows no more.
     """
 
     def __init__(self, renderer: Any, max_sequence_length: int, wake: Callable[[], None]) -> None:
@@ -75,7 +73,9 @@ class ImageReader(Preparation[Any]):
             self._max_pixels = envs.VLLM_MAX_IMAGE_PIXELS
 
     def begin(self, sequence: Sequence) -> Future[Any] | None:
-        """Images are read once for all sequences of a request."""
+        """Read the images of a sequence, once for all sequences of its request, or return None if
+        it has none.
+        """
         request = sequence.request
         if not request.images:
             return None
@@ -85,18 +85,26 @@ class ImageReader(Preparation[Any]):
                 return future
 
         reading = Reading()
-        heads = Future[int]()
-        heads.add_done_callback(partial(self._queue, request, reading, self._turns.num_spent))
-        look = partial(check_images, request.images, self._max_pixels)
-        self._turns.submit(request.client_id, look, heads, HEADS_PRICE)
+        num_pixels = Future[int]()
+        start = self._turns.num_spent
+        num_pixels.add_done_callback(partial(self._queue, request, reading, start))
+
+        check = partial(check_images, request.images, self._max_pixels)
+        self._turns.submit(request.client_id, check, num_pixels, HEADS_PRICE)
         return reading
 
-    def _queue(self, request: Request, reading: Reading, since: float, heads: Future[int]) -> None:
-        """Let a request wait for its turn, whose price the heads of its files have told."""
-        error = heads.exception()
+    def _queue(
+        self, request: Request, reading: Reading, start: float, num_pixels: Future[int]
+    ) -> None:
+        """Let a request wait for its turn to be read, or fail if its images have a fault.
+
+        Its wait began at `start`, with the wait for the turn to look at the heads.
+        """
+        error = num_pixels.exception()
         if error is None:
-            work = partial(self._read, request, reading)
-            self._turns.submit(request.client_id, work, reading, heads.result(), since)
+            read = partial(self._read, request, reading)
+            price = num_pixels.result()
+            self._turns.submit(request.client_id, read, reading, price, start)
         elif reading.set_running_or_notify_cancel():
             reading.set_exception(error)
 
@@ -117,8 +125,8 @@ class ImageReader(Preparation[Any]):
             reading.check_wanted()
             images.append(self._decode(number, file))
 
-        # What is cached of an image goes by this name, so images of different salts share nothing
-        # either.
+        # vLLM keeps what it has computed of an image by this name. So requests with different salts
+        # share nothing of images either.
         names = [hashlib.sha256(salt + b"\0" + file).hexdigest() for file in request.images]
         prompt = TokensPrompt(
             prompt_token_ids=list(request.input_token_ids),
@@ -139,6 +147,7 @@ class ImageReader(Preparation[Any]):
                 ) from error
 
     def _decode(self, number: int, file: bytes) -> Any:
+        """Return the pixels of a file. Raises InvalidParameter, or OutOfMemory."""
         try:
             return ImageMediaIO(**self._options).load_bytes(file)
         except Exception as error:
@@ -152,16 +161,15 @@ def _raise_lack_of_memory(error: Exception) -> None:
 
 
 def check_images(images: tuple[bytes, ...], max_pixels: int) -> int:
-    """Return the pixels of all images, of which each has at most `max_pixels`. Only the heads of
-    their files are read.
+    """Return the number of pixels of all images. Only the heads of their files are read.
 
-    Raises InvalidParameter for a file that is no image, and for too many pixels, in one image or
-    together.
+    Raises InvalidParameter for a file that is no image, for an image of more than `max_pixels`, and
+    for too many pixels together.
     """
     num_pixels = 0
     max_together = MAX_LARGE_IMAGES * max_pixels
-    of_one = f"of at most {max_pixels} pixels (VLLM_MAX_IMAGE_PIXELS)"
-    of_all = (
+    rule_for_image = f"of at most {max_pixels} pixels (VLLM_MAX_IMAGE_PIXELS)"
+    rule_for_all = (
         f"of at most {max_together} pixels, together with those before it (VLLM_MAX_IMAGE_PIXELS)"
     )
     for number, file in enumerate(images):
@@ -169,17 +177,17 @@ def check_images(images: tuple[bytes, ...], max_pixels: int) -> int:
             with Image.open(BytesIO(file), formats=FORMATS) as image:
                 width, height = image.size
         except Image.DecompressionBombError as error:
-            raise InvalidParameter(f"images[{number}]", of_one, str(error)) from None
+            raise InvalidParameter(f"images[{number}]", rule_for_image, str(error)) from None
         except Exception as error:
             # What a parser of files raises is not known.
             raise _unreadable(number, error) from error
 
         num_pixels += width * height
         if width * height > max_pixels:
-            raise InvalidParameter(f"images[{number}]", of_one, f"{width}x{height}")
+            raise InvalidParameter(f"images[{number}]", rule_for_image, f"{width}x{height}")
 
         if num_pixels > max_together:
-            raise InvalidParameter(f"images[{number}]", of_all, f"{width}x{height}")
+            raise InvalidParameter(f"images[{number}]", rule_for_all, f"{width}x{height}")
 
     return num_pixels
 

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.about import NOTHING_IS_SENT
@@ -36,6 +37,7 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
+# The variable that tells the processes of vLLM how to log.
 LOG_NAME = "LMI_VLLM_LOG"
 # The CPU build of vLLM needs torch's CPU build, but accepts any version of these. An installer
 # picks their CUDA builds, whose import fails beside that torch. vllm and transformers do not need
@@ -57,14 +59,27 @@ OBJECTS_BEFORE_COLLECTION = 50_000
 log = logging.getLogger("lmi.vllm")
 
 
+class LogForm(NamedTuple):
+    """How a process logs."""
+
+    # What its lines begin with.
+    role: str = "engine"
+    level: str = "INFO"
+    # text, json or auto.
+    form: str = "auto"
+    # The file, as another process opens it.
+    path: str = "/proc/self/fd/2"
+
+
 def prepare(config: EngineConfig | None = None) -> None:
-    """Prepare this process. Call it before the first import of vllm. Variables that the user has
-    set stay.
+    """Prepare this process. Call it before the first import of vllm.
+
+    Variables that the user has set stay.
     """
-    variables = ENVIRONMENT
+    variables = dict(ENVIRONMENT)
     if is_on_cpu():
         options = config.options if config else {}
-        variables = {**ENVIRONMENT, **compiler_variables(options)}
+        variables |= compiler_variables(options)
 
     for name, value in variables.items():
         os.environ.setdefault(name, value)
@@ -81,12 +96,16 @@ def prepare(config: EngineConfig | None = None) -> None:
 
 def _hand_on_log() -> None:
     """Tell the processes that vLLM starts how this one logs, if it does as a server."""
-    for handler in logging.getLogger().handlers:
+    root = logging.getLogger()
+    for handler in root.handlers:
         if isinstance(handler, LineHandler):
-            level = logging.getLevelName(logging.getLogger().level)
-            form = "json" if handler.formatter.render is as_json else "text"
-            path = f"/proc/{os.getpid()}/fd/{fd()}"
-            os.environ[LOG_NAME] = json.dumps([handler.formatter.role, level, form, path])
+            form = LogForm(
+                role=handler.formatter.role,
+                level=logging.getLevelName(root.level),
+                form="json" if handler.formatter.render is as_json else "text",
+                path=f"/proc/{os.getpid()}/fd/{fd()}",
+            )
+            os.environ[LOG_NAME] = json.dumps(form._asdict())
 
 
 def is_on_cpu() -> bool:
@@ -114,8 +133,8 @@ def hide_foreign_builds() -> None:
 
 @contextmanager
 def collecting_no_garbage() -> Iterator[None]:
-    """Import vllm in it: the import makes no garbage, and the search for it takes a sixth of the
-    time.
+    """Let Python not look for garbage. The import of vllm makes none, and the search takes a sixth
+    of its time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -127,8 +146,9 @@ def collecting_no_garbage() -> Iterator[None]:
 
 
 def calm_torch() -> None:
-    """Import torch, and send its warnings to lmi's log: it writes them to stderr in its
-    own form.
+    """Import torch, and let its warnings go to lmi's log.
+
+    By itself it writes them to standard error, in its own form.
     """
     import torch  # noqa: F401
 
@@ -143,13 +163,15 @@ def calm_torch() -> None:
 
 
 def _set_levels() -> None:
-    """Show vLLM's INFO, but for a start's progress, only if lmi's level is DEBUG.
-    VLLM_LOGGING_LEVEL overrides it.
+    """Set the levels of vLLM's loggers.
+
+    VLLM_LOGGING_LEVEL counts, if it is set. Else they show INFO where lmi's level is DEBUG, and
+    warnings elsewhere. The loggers whose lines tell the stages of a start are heard in any case.
     """
     variable = os.environ.get("VLLM_LOGGING_LEVEL")
-    our_level = logging.getLogger().level
-    shows_info = our_level <= logging.DEBUG
-    default = logging.INFO if shows_info else max(our_level, logging.WARNING)
+    root_level = logging.getLogger().level
+    shows_info = root_level <= logging.DEBUG
+    default = logging.INFO if shows_info else max(root_level, logging.WARNING)
     logging.getLogger("vllm").setLevel(variable or default)
     if variable is not None or shows_info:
         return
@@ -163,27 +185,28 @@ def _set_levels() -> None:
 
 
 class _Stderr(io.TextIOBase):
-    """The stderr of a child. vLLM also logs the lines that it prints there, so they go to the log
-    at DEBUG.
-    """
+    """The standard error of a child: its lines go to the log at DEBUG, since vLLM logs them too."""
 
     def __init__(self) -> None:
+        # The beginning of a line whose end was not written yet.
         self._line = ""
 
     def fileno(self) -> int:
-        return 2
+        return STDERR
 
     def write(self, text: str) -> int:
         *lines, self._line = (self._line + text).split("\n")
-        for line in filter(None, map(str.rstrip, lines)):
-            logging.getLogger("lmi.vllm.stderr").debug("%s", line)
+        for line in lines:
+            stripped = line.rstrip()
+            if stripped:
+                logging.getLogger("lmi.vllm.stderr").debug("%s", stripped)
 
         return len(text)
 
 
 def _open_again(path: str) -> int:
-    """Open, not blocking, a file that another process has open, by its path in /proc. Returns the
-    descriptor.
+    """Open a file that another process has open, by its path in /proc, for writes that do not
+    block. Returns the descriptor.
 
     Returns standard error if the file cannot be opened, because it is a socket or belongs to
     another user.
@@ -196,15 +219,16 @@ def _open_again(path: str) -> int:
 
 
 def _in_child() -> None:
+    """Prepare a process that vLLM has started, as `prepare` has prepared its parent."""
     linux.die_with_parent(os.getppid(), signal.SIGKILL)
     # The import of vllm comes next. No code of lmi comes after it that could undo this.
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
     # This comes before logging is set up, because the parent has logged it.
     hide_foreign_builds()
 
-    text = os.environ.get(LOG_NAME, '["engine", "INFO", "auto", "/proc/self/fd/2"]')
-    role, level, form, path = json.loads(text)
-    setup(f"{role} {multiprocessing.current_process().name}", level, form, _open_again(path))
+    of_parent = LogForm(**json.loads(os.environ.get(LOG_NAME, "{}")))
+    role = f"{of_parent.role} {multiprocessing.current_process().name}"
+    setup(role, of_parent.level, of_parent.form, _open_again(of_parent.path))
     guard_streams()
     sys.stderr = _Stderr()
 

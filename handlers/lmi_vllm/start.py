@@ -26,7 +26,8 @@ WITHOUT_RAY = (
     "leave option.distributed_executor_backend out: nodes work together without Ray too "
     "(option.nnodes)"
 )
-# Texts of vLLM 0.30 to 0.33, and the options that help.
+# Patterns of the texts of vLLM 0.30 to 0.33, in the order in which they are tried, and the options
+# that help.
 ADVICE = {
     "(?s)max seq len.*KV cache|KV cache.*max seq len|larger than the maximum number of tokens": (
         "set option.max_model_len lower or option.max_kv_cache_tokens higher"
@@ -43,7 +44,9 @@ ADVICE = {
     "running Ray instance": f"start Ray on this machine first (ray start), or {WITHOUT_RAY}",
     "import Ray|not support ray": f"or {WITHOUT_RAY}",
 }
+# The fault is in the options of Ray.
 OF_RAY = re.compile("running Ray instance|not support ray")
+# The fault is in the model, though vLLM reports it as a bad value.
 OF_THE_MODEL = re.compile("architecture|checkpoint")
 
 log = logging.getLogger("lmi.vllm")
@@ -51,15 +54,16 @@ log = logging.getLogger("lmi.vllm")
 
 @contextmanager
 def starting(model: str, config: EngineConfig, progress: Progress) -> Iterator[AsyncEngineArgs]:
-    """Yield vLLM's arguments, and report the stages of the start that the caller makes with them.
-    Raises StartError.
+    """Yield vLLM's arguments, with which the caller starts it, and report the stages of the start.
+
+    Raises StartError, in place of what vLLM raises.
     """
     progress("configuration", 0.0)
     startup_log = StartupLog.new()
 
-    # They name the cores of ranks. In a server they are none, because engines share the cores.
-    added = environment(config, os.environ, 0, "")
-    os.environ.update(added)
+    # In a server there are none to add: the supervisor has set them.
+    added_variables = environment(config, os.environ, 0, "")
+    os.environ.update(added_variables)
     try:
         arguments = AsyncEngineArgs(**engine_arguments(config, model))
         # The warnings name functions that torch will drop; they are for vLLM's authors.
@@ -69,34 +73,31 @@ def starting(model: str, config: EngineConfig, progress: Progress) -> Iterator[A
         log.debug("vLLM did not start", exc_info=error)
         raise explained(error, model, config, startup_log.cause) from error
     finally:
-        for name in added:
+        for name in added_variables:
             del os.environ[name]
 
 
 def explained(
     error: Exception, model: str, config: EngineConfig, cause: str | None = None
 ) -> errors.StartError:
-    """Explain `error`, which ended the start of vLLM. `cause` is what one of vLLM's processes
-    reported, if any.
+    """Return the error that explains `error`, which ended the start of vLLM.
+
+    `cause` is what one of vLLM's processes reported, if any.
     """
     if isinstance(error, errors.StartError):
         return error
 
     bad_values = refusal(error, lambda place: named_for(config, str(place[-1])))
-    # Ray wraps the error of a rank.
-    error_of_rank = getattr(error, "cause", None)
-    if isinstance(error_of_rank, Exception):
-        cause = cause or f"{type(error_of_rank).__name__}: {error_of_rank}"
-
-    text = str(bad_values or cause or error).strip()
+    text = str(bad_values or cause or _cause_of(error)).strip()
     advice = _advice_for(text)
     if bad_values is not None and not OF_THE_MODEL.search(text):
         return errors.BadConfiguration(f"{text}; {advice}" if advice else text)
 
     lacks_memory = errors.is_out_of_memory(error) or re.search(LACKS_MEMORY, text, re.I)
-    if lacks_memory:
-        advice = advice or OUT_OF_MEMORY
+    if lacks_memory and not advice:
+        advice = OUT_OF_MEMORY
 
+    # vLLM lists what it supports behind the fault.
     line = text.partition("\n")[0].partition(". Supported ")[0]
     reason = errors.shorten(line or type(error).__name__, 400)[1:-1]
     if advice:
@@ -108,11 +109,23 @@ def explained(
         )
 
     message = f"{model}: vLLM cannot start: {reason}"
-    return errors.NoMemory(message) if lacks_memory else errors.ModelUnusable(message)
+    if lacks_memory:
+        return errors.NoMemory(message)
+
+    return errors.ModelUnusable(message)
+
+
+def _cause_of(error: Exception) -> str:
+    """Return the text of an error, or of the error of a rank that Ray has wrapped in it."""
+    error_of_rank = getattr(error, "cause", None)
+    if isinstance(error_of_rank, Exception):
+        return f"{type(error_of_rank).__name__}: {error_of_rank}"
+
+    return str(error)
 
 
 def _advice_for(text: str) -> str | None:
-    """What helps against an error with this text, or None if nothing is known."""
+    """Return what helps against an error with this text, or None if nothing is known."""
     for pattern, advice in ADVICE.items():
         if re.search(pattern, text, re.I):
             return advice

@@ -1,7 +1,7 @@
-"""A sequence as vLLM gets it, and its outputs as `handlers/base` has them.
+"""A sequence in vLLM's words, and vLLM's outputs in those of `handlers/base`.
 
 Every value gets its exact type: a wrong type ends vLLM silently. vLLM stops at the same token as
-`handlers/base`, except for stop words of several tokens, which it does not know.
+`handlers/base`, except at stop words of several tokens, which it does not know.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from lmi.executor.response import FinishReason, Tensor
 
 # vLLM's seeds are signed, as torch's are: two seeds that differ by 2^63 become one.
 MAX_SIGNED = 2**63 - 1
-# The ends that vLLM reports, for a sequence that Sequence's rules have not ended by then.
+# What the ends that vLLM reports mean, for a sequence that our own rules have not ended by then.
 REASONS = {
     "stop": FinishReason.END_ID,
     "length": FinishReason.LENGTH,
@@ -67,11 +67,10 @@ def lora_request(adapter: LoadedAdapter) -> LoRARequest:
 
 
 class CheckedParams(SamplingParams):
-    """Parameters whose structure was checked: vLLM calls this on the thread that steps, and need
-    not do it again.
-    """
+    """Parameters whose structure was checked before."""
 
     def _validate_structured_outputs(self, *args: object, **more: object) -> None:
+        """Do nothing. vLLM would check the structure again, on the thread that steps."""
         return None
 
 
@@ -113,15 +112,16 @@ def sampling_params(
 
 
 def row_params(sequence: Sequence, num_top: int) -> SamplingParams:
-    """The parameters of a running beam: one token, and the best `num_top` with their log-probs."""
-    return SamplingParams(
-        max_tokens=1, temperature=0.0, **OF_ALL, **_log_probs(sequence) | {"logprobs": num_top}
-    )
+    """Return the parameters of a running beam: one token, and the best `num_top` with their
+    log-probs.
+    """
+    log_probs = _log_probs(sequence) | {"logprobs": num_top}
+    return SamplingParams(max_tokens=1, temperature=0.0, **OF_ALL, **log_probs)
 
 
 def warm_up_works(*, is_pooling: bool) -> list[VllmWork]:
-    """What vLLM runs before the first request: the first steps set up kernels, and so take as long
-    as many steps.
+    """Return what vLLM runs before the first request: the first steps set up kernels, and take as
+    long as many steps.
     """
     if is_pooling:
         return [_warm_up_work(0, PoolingParams(task="embed"))]
@@ -137,8 +137,8 @@ def _warm_up_work(number: int, params: Params) -> VllmWork:
 
 
 def _choice(sequence: Sequence) -> dict[str, Any]:
-    """The parameters that choose a token. Unset ones are omitted: vLLM accepts None only in some
-    fields.
+    """Return the parameters that choose a token. Those that are not set are left out: vLLM accepts
+    None only in some fields.
     """
     config = sequence.request.sampling_config
     if config.is_greedy:
@@ -167,6 +167,7 @@ def _choice(sequence: Sequence) -> dict[str, Any]:
 
 
 def _log_probs(sequence: Sequence) -> dict[str, Any]:
+    """Return the parameters that say which log-probs vLLM reports."""
     output = sequence.request.output_config
     params = dict[str, Any]()
     if output.return_log_probs or output.num_top_log_probs:
@@ -193,15 +194,22 @@ def structure(guide: GuidedDecodingParams) -> StructuredOutputsParams:
 
 
 def priority(request: Request) -> int:
-    """vLLM's priority of a request, where a lower number is more urgent. An express request comes
-    before all that are not.
+    """Return vLLM's priority of a request, where a lower number is more urgent.
+
+    An express request comes before all that are not.
     """
-    return round((DEFAULT_PRIORITY - request.priority - request.is_express) * PRIORITY_STEPS)
+    urgency = request.priority - DEFAULT_PRIORITY
+    if request.is_express:
+        # A priority is at most 1.
+        urgency += 1
+
+    return round(-urgency * PRIORITY_STEPS)
 
 
 def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
-    """Translate an output of the core. Its log-probs are arrays (positions, largest number asked
-    for + 1).
+    """Translate an output of the core, for the sequence of this name.
+
+    Its log-probs are arrays (num_positions, 1 + the largest number that was asked for).
     """
     embedding = None
     vector = output.pooling_output
@@ -229,9 +237,7 @@ def _of_arrays(arrays: LogprobsLists | LogprobsTensors | None) -> LogProbs | Non
 
 
 def _end(name: str, reason: str) -> FinishReason | Exception:
-    """The end of a sequence. If vLLM gave it up, its reason is not in REASONS and the end is an
-    error.
-    """
+    """Return what the end means that vLLM reports, an error if vLLM gave the sequence up."""
     if reason in REASONS:
         return REASONS[reason]
 

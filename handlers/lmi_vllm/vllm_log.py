@@ -1,8 +1,9 @@
 """What vLLM reports only in its log: the stages of a start, why a process failed, why a structure
 was not followed.
 
-A start is written to a file in memory, whose path every process of the engine inherits. This relies
-on the names of loggers and on a request's id as the first argument of a line, never on their texts.
+Filters on vLLM's loggers hear it, in every process of the engine. They write what concerns a start
+to a file in memory, whose path the processes inherit. They rely on the names of loggers, and on a
+request's id as the first argument of a line, never on texts.
 """
 
 import logging
@@ -12,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Self
+from typing import NamedTuple, Self
 
 from lmi.errors import shorten
 from lmi.executor import Progress
@@ -20,9 +21,9 @@ from lmi.executor import Progress
 # The variable with the path of the file.
 START = "LMI_VLLM_STARTUP_LOG"
 LOOK_S = 0.1
-MAX_CAUSE = 1000  # characters
-MAX_REFUSAL = 300  # characters
-# So many causes are noted. Each is read a moment later.
+MAX_CAUSE_CHARS = 1000
+MAX_REFUSAL_CHARS = 300
+# So many refusals are noted. Each is read a moment later.
 MAX_REFUSALS = 1000
 
 # The first line of one of these loggers begins the stage.
@@ -36,9 +37,10 @@ BEGINS = {
     # After the cache vLLM captures its kernels and warms them up.
     "vllm.v1.core.kv_cache_utils": "kernels",
 }
-# The lines of these loggers are only for this module.
+# Those of them that say it at DEBUG, which nobody else shall see.
 SAID_AT_DEBUG = frozenset({"vllm.compilation.decorators"})
 STAGES = tuple(dict.fromkeys(BEGINS.values()))
+# The loggers that say why a process failed, and why a structure was not followed.
 REPORTING_FAILURE = ("vllm.v1.executor.multiproc_executor",)
 REPORTING_GUIDES = (
     "vllm.v1.structured_output",
@@ -53,22 +55,32 @@ NO_TEXT = "no text fits it"
 # A line of the compiler's code, as in `[04:07:14] /x/regex.cc:83: `.
 PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")
 
-# vLLM's own id of a sequence, and the cause.
-_refusals: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
+
+class _GuideRefusal(NamedTuple):
+    """A sequence that vLLM gave up because of its structure."""
+
+    # vLLM's own id.
+    inner_id: str
+    cause: str
+
+
+_refusals: deque[_GuideRefusal] = deque(maxlen=MAX_REFUSALS)
 
 
 def listen() -> None:
     """Start writing down what vLLM's loggers report in this process, before its first request."""
-    for names, note in (
-        (BEGINS, _note_stage),
-        (REPORTING_FAILURE, _note_failure),
-        (REPORTING_GUIDES, _note_guide),
-    ):
-        for name in names:
-            logging.getLogger(name).addFilter(note)
+    for name in BEGINS:
+        logging.getLogger(name).addFilter(_note_stage)
+
+    for name in REPORTING_FAILURE:
+        logging.getLogger(name).addFilter(_note_failure)
+
+    for name in REPORTING_GUIDES:
+        logging.getLogger(name).addFilter(_note_guide)
 
 
 def _lines(path: str) -> list[str]:
+    """Return the lines of a file, or none if it cannot be read."""
     with suppress(OSError), open(path, encoding="utf-8") as file:
         return file.read().splitlines()
 
@@ -83,7 +95,7 @@ class StartupLog:
 
     @classmethod
     def new(cls) -> Self:
-        """A log in memory for this process and those that it starts from now on."""
+        """Return a log in memory for this process and those that it starts from now on."""
         fd = os.memfd_create(START, os.MFD_CLOEXEC)
         path = f"/proc/{os.getpid()}/fd/{fd}"
         os.environ[START] = path
@@ -91,8 +103,9 @@ class StartupLog:
 
     @classmethod
     def current(cls) -> Self:
-        """The latest log of this process or of the one that started it. Without one, lines are
-        dropped.
+        """Return the latest log of this process or of the one that started it.
+
+        Without one, lines are dropped.
         """
         return cls(os.environ.get(START, os.devnull))
 
@@ -124,16 +137,11 @@ class StartupLog:
         def tell() -> None:
             num_told = 0
             while not is_over.wait(LOOK_S):
-                num_begun = num_told
-                for line in _lines(self.path):
-                    if line.startswith("stage "):
-                        stage_number = STAGES.index(line.removeprefix("stage "))
-                        num_begun = max(num_begun, stage_number + 1)
-
+                num_begun = self._num_begun_stages()
                 for stage in STAGES[num_told:num_begun]:
                     progress(stage, 0.0)
 
-                num_told = num_begun
+                num_told = max(num_told, num_begun)
 
         thread = threading.Thread(target=tell, name="startup-log", daemon=True)
         thread.start()
@@ -145,25 +153,34 @@ class StartupLog:
             is_over.set()
             thread.join()
 
+    def _num_begun_stages(self) -> int:
+        """Return how many stages have begun: up to the last one that has a line."""
+        num_begun = 0
+        for line in _lines(self.path):
+            if line.startswith("stage "):
+                stage_number = STAGES.index(line.removeprefix("stage "))
+                num_begun = max(num_begun, stage_number + 1)
+
+        return num_begun
+
 
 def refusal(cause: Exception | str) -> str:
-    """One line for the client that says why the structure was refused."""
+    """Return one line for the client that says why the structure was refused."""
     reason = PLACE.sub("", " ".join(str(cause).split()))
-    return f"{GUIDE_RULE}: {shorten(reason, MAX_REFUSAL)[1:-1]}"
+    return f"{GUIDE_RULE}: {shorten(reason, MAX_REFUSAL_CHARS)[1:-1]}"
 
 
 def cause_of(name: str) -> str | None:
-    """The reason why vLLM gave up the sequence `name`, or None if its structure was not
-    the cause.
-    """
-    for inner_id, cause in _refusals:
-        if inner_id.rpartition("-")[0] == name:
-            return cause
+    """Return why vLLM gave up the sequence `name`, or None if its structure was not the cause."""
+    for refused in _refusals:
+        if refused.inner_id.rpartition("-")[0] == name:
+            return refused.cause
 
     return None
 
 
 def _note_stage(record: logging.LogRecord) -> bool:
+    """Write that a stage of the start has begun. The line is logged as it would be without us."""
     startup_log = StartupLog.current()
     if not startup_log.is_started:
         startup_log.write(f"stage {BEGINS[record.name]}")
@@ -180,7 +197,8 @@ def _note_failure(record: logging.LogRecord) -> bool:
         return True
 
     error = record.exc_info[1]
-    startup_log.write(f"failed {type(error).__name__}: {shorten(str(error), MAX_CAUSE)[1:-1]}")
+    text = shorten(str(error), MAX_CAUSE_CHARS)[1:-1]
+    startup_log.write(f"failed {type(error).__name__}: {text}")
     return logging.getLogger().isEnabledFor(logging.DEBUG)
 
 
@@ -196,6 +214,6 @@ def _note_guide(record: logging.LogRecord) -> bool:
         if error is not None:
             cause = " ".join(str(error).split())
 
-        _refusals.append((inner_id, cause))
+        _refusals.append(_GuideRefusal(inner_id, cause))
 
     return logging.getLogger().isEnabledFor(logging.DEBUG)

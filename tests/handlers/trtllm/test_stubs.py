@@ -31,8 +31,8 @@ MISTAKES = (
     (
         "a log-prob read by another name",
         "outputs",
-        "entry[candidate_id].logprob for",
-        "entry[candidate_id].value for",
+        "log_prob.logprob for",
+        "log_prob.value for",
     ),
     (
         "a name that its module does not export",
