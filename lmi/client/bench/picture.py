@@ -57,11 +57,14 @@ def write_picture(report: dict[str, Any], path: Path) -> None:
 
 def _draw_names(pen: "Pen", urls: list[str]) -> None:
     """Write the URL of each server beside a line in its colour."""
+    x = LEFT
     y = HEAD / 2
-    for column, (url, colour) in enumerate(zip(urls, COLOURS, strict=False)):
-        x = LEFT + column * WIDTH
-        pen.line([(x, y), (x + 24, y)], colour, 2.5)
+    for url, colour in zip(urls, COLOURS, strict=False):
+        start = (x, y)
+        end = (x + 24, y)
+        pen.line([start, end], colour, 2.5)
         pen.text(x + 32, y, url, INK, "lm")
+        x += WIDTH
 
 
 class Pen:
