@@ -102,7 +102,8 @@ class ModelStore:
             if self._is_remote:
                 source = f"{self._source}/{key}"
                 download_dir = str(self._folder / "sources")
-                files = fetch(FetchJob(WantedSource(source=source, download_dir=download_dir)))
+                wanted = WantedSource(source=source, download_dir=download_dir, takes_all=True)
+                files = fetch(FetchJob(wanted))
             else:
                 files = self._find(key)
 

@@ -28,6 +28,9 @@ def fetch(job: FetchJob) -> Path:
 
     job.progress.begin(source, 0, 0)
     place = _place_of(source, job)
+    if wanted_source.takes_all:
+        return place
+
     file = None if wanted_source.is_adapter else _gguf_file(place)
     if file is not None:
         check_engine(str(source), wanted_source)

@@ -65,6 +65,8 @@ class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Where sources of S3 go. Those of a hub go to its client's cache.
     download_dir: str
     is_adapter: bool = False
+    # Whether all files are taken, as SageMaker brings a model, and not those of a model alone.
+    takes_all: bool = False
     # Whether the engine reads GGUF files.
     reads_gguf: bool = True
     # Hosts to which a hub may redirect, beside its own and public ones.

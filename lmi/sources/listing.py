@@ -34,13 +34,19 @@ MODELS_SHOWN = 30
 
 def taken(source: object, listing: Iterable[str], wanted_source: WantedSource) -> list[str]:
     """Return which paths of a source's listing are taken: those of a GGUF model in their order, or
-    else all that belong to a model in safetensors.
+    else all that belong to a model in safetensors, or simply all.
 
     Raises ModelUnusable or SecurityRefused for a listing that has no such model, or that the
     options refuse, and what `check_path` raises for what is taken.
     """
     subject = str(source)
     paths = list(listing)
+    if wanted_source.takes_all:
+        for path in paths:
+            check_path(subject, path)
+
+        return paths
+
     top = [path for path in paths if "/" not in path]
     chosen_paths = gguf_paths(source, paths, is_adapter=wanted_source.is_adapter)
     if chosen_paths:

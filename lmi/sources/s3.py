@@ -130,7 +130,7 @@ class S3Fetch:
             unpack(archive, folder, name=name, count=self._job.progress.add, check_room=check_room)
             model = descended(folder)
             is_gguf = not wanted_source.is_adapter and only_file(model) is not None
-            if not is_gguf:
+            if not is_gguf and not wanted_source.takes_all:
                 check(
                     model,
                     name=name,
@@ -148,4 +148,5 @@ class S3Fetch:
             raise
 
         os.truncate(archive, 0)
-        warn_of_properties(name, (path.name for path in model.iterdir()))
+        if not wanted_source.takes_all:
+            warn_of_properties(name, (path.name for path in model.iterdir()))

@@ -398,20 +398,15 @@ def test_a_name_that_is_no_part_of_a_path_is_refused(name: str) -> None:
 
 def test_model_data_may_be_in_s3_in_a_bucket_that_the_operator_names(tmp_path: Path) -> None:
     files = write_model(tmp_path / "files")
+    # Without weights, and with the properties that say so: a bucket's files all come.
     objects = {f"echo/{file.name}": file.read_bytes() for file in files.iterdir()}
-    # The size of an echo engine's weights does not matter, but a folder of S3 must have some.
-    objects["echo/model.safetensors"] = b"{}"
     (tmp_path / "moto").mkdir()
     with moto(tmp_path / "moto") as port, S3Server(port) as s3:
         s3.client.create_bucket(Bucket="real")
         s3.put("real", objects)
         flags = ["--bucket", "real", "--s3-endpoint", s3.url]
         with control_plane(tmp_path, *flags, environ=s3.environ) as plane:
-            container = {
-                "Image": IMAGE,
-                "ModelDataUrl": "s3://real/echo/",
-                "Environment": {"OPTION_ROLLING_BATCH": "echo"},
-            }
+            container = {"Image": IMAGE, "ModelDataUrl": "s3://real/echo/"}
             plane.control.create_model(ModelName="remote", PrimaryContainer=container)
             plane.config("remote", "remote")
             plane.create("remote", "remote")
