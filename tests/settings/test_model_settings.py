@@ -128,6 +128,18 @@ def test_its_file_leads_nowhere_else(store: Path, tmp_path: Path) -> None:
         settle(store, f"option.model_id={tmp_path}")
 
 
+def test_its_handlers_of_aws_s_standards_are_not_run_and_end_its_load(store: Path) -> None:
+    file = store / "h" / "model" / "model.py"
+    file.write_text("def custom_sagemaker_ping_handler(): ...")
+    with pytest.raises(ModelUnusable, match="are not run for one of several models"):
+        settle(store)
+
+    file.unlink()
+    variable = {"CUSTOM_FASTAPI_PING_HANDLER": "model:check", "STANDARD_PIP_ARGS": "one"}
+    config = settle(store, environ=variable).config
+    assert (config.user_code, config.requirements) == (None, None), "the start has told of them"
+
+
 def test_nothing_is_downloaded_for_it(store: Path) -> None:
     for text in ("option.model_id=s3://bucket/model", "option.speculative_draft_model=owner/draft"):
         with pytest.raises(

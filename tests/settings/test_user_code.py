@@ -10,10 +10,13 @@ from msgspec.json import decode, encode
 
 from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.settings.config import Config
+from lmi.settings.resolve import resolve
+from lmi.settings.start import StartInputs
 from lmi.supervisor.hints import hint
+from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.settings import outline
 from lmi.user_code.standards.settings import HANDLERS, MIDDLEWARES, SCRIPT, SCRIPT_FOLDER
-from tests.settings.settling import ASYNC_SERVICE, faults, settle
+from tests.settings.settling import ASYNC_SERVICE, CPU, faults, settle
 
 
 def test_an_entry_point_for_neuron_devices_is_told(folder: Path) -> None:
@@ -340,6 +343,26 @@ def test_secure_mode_refuses_handlers_of_the_standards_wherever_they_lie(folder:
     file.write_text(STANDARDS["a decorator"])
     with pytest.raises(SecurityRefused, match=f"{file}: refused by DISALLOW_CUSTOM"):
         settle(folder, environ=secure)
+
+
+@pytest.mark.usefixtures("with_package")
+def test_handlers_that_a_hub_brought_run_only_where_its_code_is_trusted(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "config.json").write_text("{}")
+    (cache / "model.py").write_text(STANDARDS["a decorator"])
+
+    def fetched(**environ: str) -> UserCodeConfig | None:
+        named = {"HF_MODEL_ID": "owner/name", **environ}
+        places = {"owner/name": cache}
+        start = StartInputs(cwd=tmp_path, machine=CPU, environ=named, fetched=places)
+        return resolve(start).config.user_code
+
+    with pytest.raises(ModelUnusable, match="came from a hub .* option.trust_remote_code=false"):
+        fetched()
+
+    code = fetched(HF_MODEL_TRUST_REMOTE_CODE="true")
+    assert code is not None and code.path == str(cache / "model.py")
 
 
 @pytest.mark.usefixtures("with_package")

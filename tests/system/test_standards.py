@@ -143,6 +143,15 @@ def test_a_decorated_handler_answers_with_the_engine_behind_it(server: Server) -
     assert len(answer.headers["x-request-id"]) == 36, "the code's own id is the only one"
 
 
+def test_a_request_that_asks_the_engine_counts_once(server: Server) -> None:
+    name = 'lmi_requests_total{code="200"}'
+    before = server.metrics()
+    assert server.post({"prompt": "ab", "max_tokens": 5}).status == 200
+    after = server.metrics()
+    assert after[name] == before[name] + 1
+    assert after["lmi_generated_tokens_total"] == before["lmi_generated_tokens_total"] + 5
+
+
 def test_a_decorated_ping_answers_while_the_server_is_healthy(server: Server) -> None:
     ping = server.request("GET", "/ping")
     assert (ping.status, json.loads(ping.body)) == (200, {"checked": True})
