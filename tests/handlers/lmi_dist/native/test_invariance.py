@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from handlers.lmi_dist.native_runner import NativeRunner
-from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.plan import BlockCopy, Chunk, Plan
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import forward, load_native
 from tests.tiny_models import VOCAB_SIZE, tiny_model
@@ -98,14 +98,14 @@ def whole(runner: NativeRunner, ids: list[int]) -> Tensor:
     return forward(runner, Plan([], [Chunk(0, 0, ids, len(ids), [7, 3, 9, 1])]))
 
 
-def seat(draw: random.Random, batch: list[Cached], before: list[Cached]) -> list[tuple[int, int]]:
+def seat(draw: random.Random, batch: list[Cached], before: list[Cached]) -> list[BlockCopy]:
     """Give every sequence its blocks, with a beginning that an earlier sequence has left. Returns
     blocks to copy.
     """
     taken_blocks = {block for sequence in before for block in sequence.table}
     free = [block for block in range(NUM_BLOCKS) if block not in taken_blocks]
     draw.shuffle(free)
-    copies = []
+    copies: list[BlockCopy] = []
     for sequence in batch:
         source = max(before, key=lambda other: common(sequence.ids, other.ids), default=None)
         if source is not None and draw.random() < 0.7:
@@ -114,7 +114,7 @@ def seat(draw: random.Random, batch: list[Cached], before: list[Cached]) -> list
             )
             sequence.table = source.table[: sequence.end // 64]
             if sequence.end % 64:
-                copies.append((source.table[sequence.end // 64], free[-1]))
+                copies.append(BlockCopy(source.table[sequence.end // 64], free[-1]))
 
         while len(sequence.table) * 64 < len(sequence.ids):
             sequence.table.append(free.pop())
@@ -132,7 +132,7 @@ def check_round(
     draw: random.Random,
     runner: NativeRunner,
     batch: list[Cached],
-    copies: list[tuple[int, int]],
+    copies: list[BlockCopy],
     expected: list[Tensor],
 ) -> int:
     """Run a batch to its end and compare all logits that were asked for. Returns their number."""
