@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from handlers.lmi_dist.config_file import check as check_model
-from handlers.lmi_dist.native_variants import built_variants, describe_kernels, variant_here
+from handlers.lmi_dist.native_variants import (
+    ROUNDING_VARIANTS,
+    built_variants,
+    describe_kernels,
+    variant_here,
+)
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler, folder_of
@@ -107,19 +112,20 @@ def check(config: EngineConfig) -> Mapping[str, str]:
 
 
 def dtypes(config: EngineConfig, stored: str) -> tuple[str, str]:
-    """Dtypes of weights and of keys and values on a CPU, where only torch knows a cache in
-    bfloat16.
+    """Dtypes of weights and of keys and values on a CPU.
 
-    The native kernels keep the bfloat16 weights of a checkpoint. They are taken to know the model.
+    The native kernels keep the bfloat16 weights of a checkpoint; keys and values are bfloat16 where
+    they multiply it. They are taken to know the model.
     """
     weights = "bf16" if config.dtype == "bf16" else "fp32"
-    if variant_here() not in built_variants():
+    variant = variant_here()
+    if variant not in built_variants():
         return weights, weights
 
     if config.dtype == "auto" and stored == "bfloat16":
         weights = "bf16"
 
-    return weights, "fp32"
+    return weights, weights if variant in ROUNDING_VARIANTS else "fp32"
 
 
 HANDLER = Handler(

@@ -30,11 +30,13 @@ from handlers.lmi_dist.native_runner import (
     NativeRunner,
     block_bytes,
     bytes_of_file,
+    kv_format,
     weight_bytes,
 )
 from handlers.lmi_dist.post_processors import ARRAYS, PostProcessors
 from handlers.lmi_dist.runner import Limits, Runner
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS
+from handlers.lmi_dist.weights import stored_dtype
 from lmi.errors import BadConfiguration, ModelUnusable, error_line
 from lmi.executor import Capabilities, EngineInfo, ExecutorConfig, GuideType, Progress
 from lmi.executor.checks import broken
@@ -202,7 +204,13 @@ def _load(
         return _load_torch(facts, device, config, progress)
 
     size = NativeRunner.tokens_per_block
-    token_bytes = library.block_bytes(facts.num_layers, facts.num_kv_heads, facts.head_dim) // size
+    bytes_of_block = library.block_bytes(
+        facts.num_layers,
+        facts.num_kv_heads,
+        facts.head_dim,
+        kv_format(library, config, stored_dtype(facts.path)),
+    )
+    token_bytes = bytes_of_block // size
     kept_bytes = bytes_of_file(library, config, facts.path)
     need = need_of(
         facts,

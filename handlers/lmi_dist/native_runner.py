@@ -36,11 +36,12 @@ from handlers.lmi_dist.native.records import (
     TOKENS_PER_BLOCK,
     Panels,
 )
+from handlers.lmi_dist.native_variants import ROUNDING_VARIANTS
 from handlers.lmi_dist.operations import Linear, Pack, Program
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import load
 from handlers.lmi_dist.runner import Limits
-from handlers.lmi_dist.weights import stored_types
+from handlers.lmi_dist.weights import stored_dtype, stored_types
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 from lmi.shared.gguf_file import TensorType
@@ -99,7 +100,11 @@ class NativeRunner:
             pack_blocks=library.pack_blocks if keeps_blocks(config) else None,
         )
         self._model = NativeModel(
-            library, self.program, limits.num_cache_tokens // TOKENS_PER_BLOCK, num_threads()
+            library,
+            self.program,
+            limits.num_cache_tokens // TOKENS_PER_BLOCK,
+            num_threads(),
+            kv_format(library, config, stored_dtype(facts.path)),
         )
         self.memory = self._model
         self.library = library
@@ -164,8 +169,17 @@ def _format(config: EngineConfig, stored: np.dtype[Any]) -> int:
     if config.quantize == "int8":
         return INT8
 
-    is_narrow = config.dtype == "bf16" or (config.dtype == "auto" and stored == BFLOAT16)
-    return BF16 if is_narrow else F32
+    return BF16 if _is_narrow(config, stored) else F32
+
+
+def _is_narrow(config: EngineConfig, stored: np.dtype[Any]) -> bool:
+    return config.dtype == "bf16" or (config.dtype == "auto" and stored == BFLOAT16)
+
+
+def kv_format(library: Library, config: EngineConfig, stored: np.dtype[Any]) -> int:
+    """Return the format of keys and values, by the dtype of most numbers of the checkpoint."""
+    multiplies_bfloat16 = library.kind in ROUNDING_VARIANTS
+    return BF16 if multiplies_bfloat16 and _is_narrow(config, stored) else F32
 
 
 def weight_bytes(config: EngineConfig, stored: np.dtype[Any]) -> float:

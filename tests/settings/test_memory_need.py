@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.lmi_dist.native_variants import built_variants, variant_here
+from handlers.lmi_dist.native_variants import ROUNDING_VARIANTS, built_variants, variant_here
 from lmi.models.settings import MB, PROCESS_BYTES, need_bytes
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 
@@ -59,18 +59,20 @@ def test_it_is_the_widened_weights_the_cache_and_the_process_for_each_replica(
     assert need(config, max_kv_cache_tokens=100, dtype="bf16") == as_stored
 
 
-def test_the_embedded_engine_keeps_bfloat16_weights_and_a_float32_cache(config: Config) -> None:
+def test_the_embedded_engine_keeps_bfloat16_and_has_such_a_cache_where_the_cpu_multiplies_it(
+    config: Config,
+) -> None:
     if variant_here() not in built_variants():
         pytest.skip("the native kernels are not built for this CPU")
 
-    cache = 100 * TOKEN * 4
+    number_bytes = 2 if variant_here() in ROUNDING_VARIANTS else 4
     weights = int(1.2 * WEIGHTS)
     sizes = {
         dtype: need(config, handler="lmi-dist", max_kv_cache_tokens=100, dtype=dtype)
         for dtype in DTYPES
     }
-    narrow = weights + cache + PROCESS_BYTES
-    wide = 2 * weights + cache + PROCESS_BYTES
+    narrow = weights + 100 * TOKEN * number_bytes + PROCESS_BYTES
+    wide = 2 * weights + 100 * TOKEN * 4 + PROCESS_BYTES
 
     assert sizes == {"auto": narrow, "bf16": narrow, "fp16": wide, "fp32": wide}
     assert need(config, handler="lmi-dist", max_kv_cache_tokens=100, quantize="int8") == narrow

@@ -159,12 +159,17 @@ inline bool is_op(const Model& model, const Op& op) {
 
 inline int padded(int head_dim) { return num_panels(head_dim) * NR; }
 
-// Floats of the keys and values of one head in a block: keys as panels (head_dim, NR keys), then values as panels
-// (BLOCK keys, NR channels), so that scores and sums of values are products with panels.
-inline int64_t head_floats(int head_dim) { return int64_t(BLOCK) * (head_dim + padded(head_dim)); }
+// Of one head in a block: keys as panels (head_dim, NR keys), then values as panels (BLOCK keys, NR channels), so that
+// scores and sums of values are products with panels.
+inline int64_t key_bytes(int head_dim, int kv_format) { return packed_bytes(BLOCK, head_dim, kv_format); }
+inline int64_t value_bytes(int head_dim, int kv_format) { return packed_bytes(head_dim, BLOCK, kv_format); }
 
-inline int64_t block_bytes(int num_layers, int num_kv_heads, int head_dim) {
-    return sizeof(float) * num_layers * num_kv_heads * head_floats(head_dim);
+inline int64_t head_bytes(int head_dim, int kv_format) {
+    return key_bytes(head_dim, kv_format) + value_bytes(head_dim, kv_format);
+}
+
+inline int64_t block_bytes(int num_layers, int num_kv_heads, int head_dim, int kv_format) {
+    return num_layers * num_kv_heads * head_bytes(head_dim, kv_format);
 }
 
 inline bool is_shape(const Model& model) {
@@ -177,7 +182,8 @@ inline bool is_shape(const Model& model) {
            is_between("head_dim", model.head_dim, 1, MAX_HEAD_DIM) &&
            is_between("vocab_size", model.vocab_size, 1, INT32_MAX) &&
            is_between("max_length", model.max_length, 1, INT32_MAX - BLOCK) &&
-           is_between("num_sites", model.num_sites, 0, INT32_MAX);
+           is_between("num_sites", model.num_sites, 0, INT32_MAX) &&
+           is_between("kv_format", model.kv_format, LMI_F32, MULTIPLIES_PAIRS ? LMI_BF16 : LMI_F32);
 }
 
 // Each site's Shrink has the input of its Linear and writes what that reads, so that ranks fit there too.
@@ -202,7 +208,7 @@ inline bool are_pairs(const Model& model) {
 inline bool is_model(const Model& model) {
     if (!is_there("ops", model.ops) || !is_there("buffers", model.buffers)) return false;
     if (!is_there("pool", model.pool) || !is_shape(model)) return false;
-    const int64_t each = block_bytes(model.num_layers, model.num_kv_heads, model.head_dim);
+    const int64_t each = block_bytes(model.num_layers, model.num_kv_heads, model.head_dim, model.kv_format);
     if (!is_between("num_blocks", model.num_blocks, 1, model.pool_bytes / each)) return false;
     for (const Buffer* buffer = model.buffers; buffer < model.buffers + model.num_buffers; buffer++)
         if (!is_between("width of a buffer", buffer->width, 1, INT32_MAX) ||

@@ -87,7 +87,7 @@ class Library:
         functions.lmi_block_format.argtypes = (c_int32,)
         functions.lmi_pack_blocks.argtypes = (c_void_p, *(c_int32,) * 3, c_void_p, c_int32)
         functions.lmi_pack_blocks.restype = None
-        functions.lmi_block_bytes.argtypes = (c_int32,) * 3
+        functions.lmi_block_bytes.argtypes = (c_int32,) * 4
         functions.lmi_block_bytes.restype = c_int64
         functions.lmi_scratch_bytes.argtypes = (POINTER(ModelRecord), c_int32)
         functions.lmi_scratch_bytes.restype = c_int64
@@ -183,9 +183,11 @@ class Library:
 
         return num_bytes
 
-    def block_bytes(self, num_layers: int, num_kv_heads: int, head_dim: int) -> int:
-        """Return the bytes of the keys and values of one block of tokens."""
-        return int(self.functions.lmi_block_bytes(num_layers, num_kv_heads, head_dim))
+    def block_bytes(
+        self, num_layers: int, num_kv_heads: int, head_dim: int, kv_format: int = F32
+    ) -> int:
+        """Return the bytes of the keys and values of one block of tokens, in F32 or BF16."""
+        return int(self.functions.lmi_block_bytes(num_layers, num_kv_heads, head_dim, kv_format))
 
 
 def _panels(num_out: int, num_in: int, format: int, memory: Array) -> Panels:

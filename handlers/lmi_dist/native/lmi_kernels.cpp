@@ -117,13 +117,13 @@ struct Run {
     int num_rows(int buffer) const { return model.buffers[buffer].is_wanted ? step.num_wanted : step.num_rows; }
 };
 
-inline float* keys_of(const Model& model, int64_t block, int layer, int head) {
+inline char* keys_of(const Model& model, int64_t block, int layer, int head) {
     const int64_t index = (block * model.num_layers + layer) * model.num_kv_heads + head;
-    return reinterpret_cast<float*>(model.pool) + index * head_floats(model.head_dim);
+    return model.pool + index * head_bytes(model.head_dim, model.kv_format);
 }
 
-inline float* values_of(const Model& model, int64_t block, int layer, int head) {
-    return keys_of(model, block, layer, head) + int64_t(BLOCK) * model.head_dim;
+inline char* values_of(const Model& model, int64_t block, int layer, int head) {
+    return keys_of(model, block, layer, head) + key_bytes(model.head_dim, model.kv_format);
 }
 
 // ---- Embed, Norm, Gather, Cap: an item is a row ----------------------------------------------------------------------
@@ -311,6 +311,22 @@ void store_value(const float* value, int head_dim, int slot, float* values) {
         std::memcpy(values + int64_t(i) * BLOCK + slot * NR, value + i, sizeof(float) * std::min(NR, head_dim - i));
 }
 
+// A key (num_pairs) among keys in pairs.
+void store_key_pairs(const uint32_t* key, int head_dim, int slot, uint32_t* keys) {
+    uint32_t* to = keys + slot / NR * num_pairs(head_dim) * NR + slot % NR;
+    for (int i = 0; i < num_pairs(head_dim); i++) to[i * NR] = key[i];
+}
+
+// A value (head_dim) among values in pairs of keys. `is_last`: no later value of the sequence is known. The other half
+// of its pair is then 0, since a product reads it.
+void store_value_pairs(const uint16_t* value, int head_dim, int slot, bool is_last, uint16_t* values) {
+    for (int i = 0; i < head_dim; i++) {
+        uint16_t* pair = values + 2 * (int64_t(i / NR * (BLOCK / 2) + slot / 2) * NR + i % NR);
+        pair[slot % 2] = value[i];
+        if (slot % 2 == 0 && is_last) pair[1] = 0;
+    }
+}
+
 // Normalises and rotates queries and keys of a row where they are, and stores its keys and values.
 void store_row(const Run& run, const Op& op, int row) {
     const Model& model = run.model;
@@ -326,10 +342,24 @@ void store_row(const Run& run, const Op& op, int row) {
         if (op.num_pairs) rotate(head, op.rotations + int64_t(position) * 2 * op.num_pairs, op.num_pairs);
     }
 
+    // The tables of a chunk's rows are one.
+    const bool is_last = row + 1 == run.step.num_rows || run.tables[row + 1] != run.tables[row];
     const float* key = heads + model.num_heads * head_dim;
     for (int head = 0; head < model.num_kv_heads; head++, key += head_dim) {
-        store_key(key, head_dim, slot, keys_of(model, block, op.layer, head));
-        store_value(key + model.num_kv_heads * head_dim, head_dim, slot, values_of(model, block, op.layer, head));
+        const float* value = key + model.num_kv_heads * head_dim;
+        char* keys = keys_of(model, block, op.layer, head);
+        char* values = values_of(model, block, op.layer, head);
+        if (is_paired(model.kv_format)) {
+            uint32_t pairs[MAX_HEAD_DIM / 2];
+            round_to_pairs(key, head_dim, pairs);
+            store_key_pairs(pairs, head_dim, slot, reinterpret_cast<uint32_t*>(keys));
+            uint16_t numbers[MAX_HEAD_DIM];
+            round_to_pairs(value, head_dim, numbers);
+            store_value_pairs(numbers, head_dim, slot, is_last, reinterpret_cast<uint16_t*>(values));
+        } else {
+            store_key(key, head_dim, slot, reinterpret_cast<float*>(keys));
+            store_value(value, head_dim, slot, reinterpret_cast<float*>(values));
+        }
     }
 }
 
@@ -342,6 +372,8 @@ int queries_per_tile(int group) { return group > MAX_QUERIES ? MAX_QUERIES : MAX
 struct Attention {
     // `width` is head_dim rounded up to panels.
     int num_queries, head_dim, width;
+    // Of keys and values.
+    int format;
     const int32_t* table;
     int positions[MAX_QUERIES];
     // Each is (head_dim).
@@ -356,6 +388,9 @@ struct Attention {
     alignas(64) float rows[MAX_QUERIES * MAX_HEAD_DIM];
     // The weights of the block's keys, e^(score - largest score).
     alignas(64) float weights[MAX_QUERIES * BLOCK];
+    // Queries and weights again, where keys and values are in pairs.
+    alignas(64) uint32_t row_pairs[MAX_QUERIES * MAX_HEAD_DIM / 2];
+    alignas(64) uint32_t weight_pairs[MAX_QUERIES * BLOCK / 2];
     // (panel of keys, num_queries, NR).
     alignas(64) float scores[MAX_QUERIES * BLOCK];
     // The weighted values, (panel of channels, num_queries, NR).
@@ -381,7 +416,9 @@ void weigh(Attention& a, const Op& op, int query, int num_keys, int first, int l
     Sum sum;
     for (int k = 0; k < num_keys; k += VL) {
         const Vec score = vec(weights + k);
-        const Vec weight = score == splat(HIDDEN) ? Vec{} : exp(score - splat(largest_now));
+        Vec weight = score == splat(HIDDEN) ? Vec{} : exp(score - splat(largest_now));
+        // What is summed is what the values are multiplied by.
+        if (is_paired(a.format)) weight = round_to_pairs(weight, a.weight_pairs + (query * BLOCK + k) / 2);
         vec(weights + k) = weight;
         sum.lanes[k / VL % VECS] += weight;
     }
@@ -393,11 +430,11 @@ void weigh(Attention& a, const Op& op, int query, int num_keys, int first, int l
 }
 
 // Adds the values of a block's keys, by weight.
-void add_values(Attention& a, const float* values, int num_keys) {
+void add_values(Attention& a, const char* values, int num_keys) {
     alignas(64) float sums[MAX_QUERIES * NR];
-    const Rows weights{a.weights, BLOCK, nullptr, nullptr};
-    for (int channel = 0; channel < a.width; channel += NR) {
-        product({NR, num_keys, LMI_F32, 0, values + int64_t(channel) * BLOCK}, 0, weights, a.num_queries, sums);
+    const Rows weights{a.weights, BLOCK, nullptr, nullptr, a.weight_pairs};
+    for (int channel = 0; channel < a.width; channel += NR, values += panel_bytes(BLOCK, a.format)) {
+        product({NR, num_keys, a.format, 0, values}, 0, weights, a.num_queries, sums);
         float* totals = a.totals + channel * a.num_queries;
         for (int query = 0; query < a.num_queries; query++)
             for (int i = query * NR; i < (query + 1) * NR; i += VL)
@@ -407,8 +444,8 @@ void add_values(Attention& a, const float* values, int num_keys) {
 
 void attend_block(Attention& a, const Run& run, const Op& op, int64_t block, int head, int start) {
     const int num_keys = std::min(BLOCK, a.positions[a.num_queries - 1] + 1 - start);
-    const Panels keys{BLOCK, a.head_dim, LMI_F32, 0, keys_of(run.model, block, op.layer, head)};
-    const Rows rows{a.rows, a.head_dim, nullptr, nullptr};
+    const Panels keys{BLOCK, a.head_dim, a.format, 0, keys_of(run.model, block, op.layer, head)};
+    const Rows rows{a.rows, a.head_dim, nullptr, nullptr, a.row_pairs};
     for (int panel = 0; panel < num_panels(num_keys); panel++)
         product(keys, panel, rows, a.num_queries, a.scores + panel * a.num_queries * NR);
     for (int query = 0; query < a.num_queries; query++) {
@@ -425,6 +462,7 @@ void begin(Attention& a, const Run& run, const Op& op, const QueryTile& tile, in
     a.num_queries = tile.end - tile.first;
     a.head_dim = run.model.head_dim;
     a.width = padded(a.head_dim);
+    a.format = run.model.kv_format;
     for (int query = 0; query < a.num_queries; query++) {
         const int index = tile.first + query;
         const int out = tile.row + index / group;
@@ -433,7 +471,9 @@ void begin(Attention& a, const Run& run, const Op& op, const QueryTile& tile, in
         a.table = run.tables[row];
         a.positions[query] = run.positions[row];
         a.outputs[query] = run.row(op.output, out) + channel;
-        std::memcpy(a.rows + query * a.head_dim, run.row(op.input, row) + channel, sizeof(float) * a.head_dim);
+        const float* values = run.row(op.input, row) + channel;
+        std::memcpy(a.rows + query * a.head_dim, values, sizeof(float) * a.head_dim);
+        if (is_paired(a.format)) round_to_pairs(values, a.head_dim, a.row_pairs + query * num_pairs(a.head_dim));
         a.largest[query] = HIDDEN;
         a.sums[query] = Sum();
     }
@@ -614,8 +654,8 @@ EXPORT void lmi_pack_blocks(const void* blocks, int32_t type, int32_t num_out, i
     pack_blocks(static_cast<const uint8_t*>(blocks), type, num_out, num_in, static_cast<char*>(data), num_threads);
 }
 
-EXPORT int64_t lmi_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim) {
-    return block_bytes(num_layers, num_kv_heads, head_dim);
+EXPORT int64_t lmi_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, int32_t kv_format) {
+    return block_bytes(num_layers, num_kv_heads, head_dim, kv_format);
 }
 
 // 0 if the model breaks a rule.

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#define LMI_ABI 6
+#define LMI_ABI 7
 
 namespace lmi {
 
@@ -101,6 +101,8 @@ struct Model {
     int64_t pool_bytes, scratch_bytes;
     int32_t num_ops, num_buffers, num_blocks, num_layers, num_heads, num_kv_heads, head_dim, vocab_size, max_length;
     int32_t num_sites;
+    // Of keys and values: LMI_F32, or LMI_BF16 in a library that multiplies pairs.
+    int32_t kv_format;
 };
 
 struct Step {

@@ -17,6 +17,7 @@ from handlers.lmi_dist.native import pages
 from handlers.lmi_dist.native.library import Library
 from handlers.lmi_dist.native.op_records import record_of
 from handlers.lmi_dist.native.records import (
+    F32,
     OF_PROGRAM,
     TOKENS_PER_BLOCK,
     BufferRecord,
@@ -63,15 +64,23 @@ class NativeModel:
     """A program with its pool of blocks. Not safe to call from two threads at once."""
 
     def __init__(
-        self, library: Library, program: Program[Panels], num_blocks: int, num_threads: int
+        self,
+        library: Library,
+        program: Program[Panels],
+        num_blocks: int,
+        num_threads: int,
+        kv_format: int = F32,
     ) -> None:
-        """Raises MemoryError if the system has no memory for the pool."""
+        """`kv_format` is that of keys and values: F32, or BF16 where the library multiplies it.
+
+        Raises MemoryError if the system has no memory for the pool.
+        """
         self._functions = library.functions
         self._program = program
         self._num_threads = num_threads
 
         self.block_bytes = library.block_bytes(
-            program.num_layers, program.num_kv_heads, program.head_dim
+            program.num_layers, program.num_kv_heads, program.head_dim, kv_format
         )
         # Prompts write to memory that was never used. On a virtual machine that gives free huge
         # pages back to its host, the first write to a huge page takes up to six times as long as
@@ -92,6 +101,7 @@ class NativeModel:
             num_ops=len(ops),
             num_buffers=len(program.widths),
             num_blocks=num_blocks,
+            kv_format=kv_format,
             **{name: getattr(program, name) for name in OF_PROGRAM},
         )
 

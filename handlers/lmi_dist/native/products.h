@@ -779,16 +779,30 @@ inline uint16_t to_bfloat16(float x) {
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-// One row, for BF16 where the CPU multiplies pairs: words (num_pairs), rounded to nearest, ties to even. A size below
-// 2^-126 becomes 0, as in all products of pairs.
+// VL / 2 words, rounded to nearest, ties to even. Returns what the numbers are then. A size below 2^-126 may become 0, as
+// it counts in all products of pairs.
+inline Vec round_to_pairs(Vec x, void* pairs) {
+#if defined(__AVX512BF16__)
+    const __m256i numbers = bits_as<__m256i>(_mm512_cvtneps_pbh(bits_as<__m512>(x)));
+    _mm256_storeu_si256(static_cast<__m256i*>(pairs), numbers);
+    return bits_as<Vec>(_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, numbers), 16));
+#else
+    uint16_t numbers[VL];
+    for (int i = 0; i < VL; i++) {
+        numbers[i] = to_bfloat16(x[i]);
+        x[i] = from_bfloat16(numbers[i]);
+    }
+
+    std::memcpy(pairs, numbers, sizeof(numbers));
+    return x;
+#endif
+}
+
+// One row, for BF16 where the CPU multiplies pairs: words (num_pairs).
 inline void round_to_pairs(const float* x, int num_in, void* pairs) {
     uint16_t* to = static_cast<uint16_t*>(pairs);
     int k = 0;
-#if defined(__AVX512BF16__)
-    for (; k + VL <= num_in; k += VL)
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + k),
-                            bits_as<__m256i>(_mm512_cvtneps_pbh(bits_as<__m512>(vec(x + k)))));
-#endif
+    for (; k + VL <= num_in; k += VL) round_to_pairs(vec(x + k), to + k);
     for (; k < num_in; k++) to[k] = to_bfloat16(x[k]);
     if (num_in % 2) to[num_in] = 0;
 }

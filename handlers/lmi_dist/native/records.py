@@ -8,7 +8,7 @@ import numpy as np
 
 from handlers.lmi_dist.arrays import BFLOAT16, Array
 
-ABI = 6
+ABI = 7
 TOKENS_PER_BLOCK = 64
 # The formats of packed weights. From BITS4 on they keep blocks: 4 or 8 bits with a scale and a
 # minimum of 32 numbers, 8 bits with a scale of 16, and 4 or 8 bits with a scale and a zero point.
@@ -131,6 +131,7 @@ class ModelRecord(Structure):
         ("num_buffers", c_int32),
         ("num_blocks", c_int32),
         *((name, c_int32) for name in OF_PROGRAM),
+        ("kv_format", c_int32),
     ]
 
 

@@ -53,11 +53,14 @@ def bits(result: Result) -> tuple[Any, ...]:
     return result.output_token_ids, result.log_probs
 
 
-def test_a_prompt_is_cached_after_a_restart_and_gives_the_same_bits(tmp_path: Path) -> None:
-    cold = warmed(tmp_path)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_prompt_is_cached_after_a_restart_and_gives_the_same_bits(
+    tmp_path: Path, dtype: str
+) -> None:
+    cold = warmed(tmp_path, dtype=dtype)
     assert cold.num_cached_tokens == 0
 
-    with engine(tmp_path) as executor:
+    with engine(tmp_path, dtype=dtype) as executor:
         restored = answer(executor)
         warm = answer(executor)
 

@@ -22,6 +22,7 @@ import numpy as np
 from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.native import pages
 from handlers.lmi_dist.native.library import Library
+from handlers.lmi_dist.native.records import BF16, F32
 from handlers.lmi_dist.native_variants import ROUNDING_VARIANTS, variant_here
 
 NATIVE = Path(__file__).parents[4] / "handlers" / "lmi_dist" / "native"
@@ -55,6 +56,11 @@ def variants() -> list[str]:
 def exact_variants() -> list[str]:
     """Those of them that do not round activations to bfloat16."""
     return [variant for variant in variants() if variant not in ROUNDING_VARIANTS]
+
+
+def kv_format_of(variant: str, format: int) -> int:
+    """The format of keys and values beside weights of a format."""
+    return BF16 if format == BF16 and variant in ROUNDING_VARIANTS else F32
 
 
 def from_malloc(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Array:

@@ -15,7 +15,7 @@ from handlers.lmi_dist.native.model import NativeModel
 from handlers.lmi_dist.native.records import BF16, F32, INT8
 from handlers.lmi_dist.operations import Program
 from handlers.lmi_dist.plan import Chunk
-from tests.handlers.lmi_dist.native.builds import exact_variants, library, variants
+from tests.handlers.lmi_dist.native.builds import exact_variants, kv_format_of, library, variants
 from tests.handlers.lmi_dist.native.models import (
     chunk,
     llama,
@@ -39,9 +39,11 @@ PROGRAMS = {
 def model_of(
     program: Program[Tensor], format: int, num_threads: int = 2, kind: str | None = None
 ) -> NativeModel:
-    kernels = library(kind or variants()[0])
+    kind = kind or variants()[0]
+    kernels = library(kind)
     num_blocks = NUM_SEQUENCES * num_blocks_of(MAX_TOKENS)
-    model = NativeModel(kernels, packed(kernels, program, format), num_blocks, num_threads)
+    weights = packed(kernels, program, format)
+    model = NativeModel(kernels, weights, num_blocks, num_threads, kv_format_of(kind, format))
     model.pool.fill(0xFF)  # NaN
     return model
 
@@ -131,22 +133,25 @@ def test_wanted_rows_have_the_bits_that_they_have_among_all(
     assert torch.equal(step_logits, whole[num_tokens - num_logits :])
 
 
-def test_a_copied_block_continues_with_the_same_bits() -> None:
+@pytest.mark.parametrize("format", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("start", [80, 81])
+def test_a_copied_block_continues_with_the_same_bits(start: int, format: int) -> None:
     program = PROGRAMS["plain"]
     ids = random_ids(program, random.Random(3), 100)
-    model = model_of(PROGRAMS["plain"], F32)
+    model = model_of(PROGRAMS["plain"], format)
     whole = run_whole(model, ids, [0, 1])
     model.copy(1, 5)
-    assert torch.equal(run_step(model, [chunk(ids, 80, 100, [0, 5])]), whole[80:])
+    assert torch.equal(run_step(model, [chunk(ids, start, 100, [0, 5])]), whole[start:])
 
 
-def test_a_broken_sequence_hurts_no_neighbour() -> None:
+@pytest.mark.parametrize("format", [F32, BF16], ids=["f32", "bf16"])
+def test_a_broken_sequence_hurts_no_neighbour(format: int) -> None:
     """Token 7 overflows to infinity and NaN; another sequence of the step keeps its bits."""
     program = llama()
     embedding = program.operations[0]
     embedding.table[7] = float("inf")  # type: ignore[union-attr]
     sound = [token for token in range(60) if token != 7]
-    model = model_of(program, F32)
+    model = model_of(program, format)
     expected = run_whole(model, sound, [0])
     broken = [7] * 70
     both = run_step(

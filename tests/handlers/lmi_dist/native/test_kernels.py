@@ -20,7 +20,7 @@ from handlers.lmi_dist.operations import (
     Operation,
     Program,
 )
-from tests.handlers.lmi_dist.native.builds import library, variants
+from tests.handlers.lmi_dist.native.builds import kv_format_of, library, variants
 from tests.handlers.lmi_dist.native.models import llama, num_blocks_of, packed, run_whole
 from tests.handlers.lmi_dist.native.reference import logits_of
 
@@ -69,18 +69,19 @@ def table_for(ids: list[int]) -> list[int]:
 
 def model_of(program: Program[Tensor], num_tokens: int, format: int = F32) -> NativeModel:
     """A model whose pool is full of NaN."""
-    model = NativeModel(
-        KERNELS, packed(KERNELS, program, format), num_blocks_of(num_tokens) + 3, num_threads=2
-    )
+    weights = packed(KERNELS, program, format)
+    num_blocks = num_blocks_of(num_tokens) + 3
+    kv_format = kv_format_of(KERNELS.kind, format)
+    model = NativeModel(KERNELS, weights, num_blocks, num_threads=2, kv_format=kv_format)
     model.pool.fill(0xFF)
     return model
 
 
-def check(program: Program[Tensor], ids: list[int], limit: float = 1e-5) -> None:
+def check(program: Program[Tensor], ids: list[int], limit: float = 1e-5, format: int = F32) -> None:
     """The kernels compute what torch computes, in one step of one sequence."""
     ids = [token % program.vocab_size for token in ids]
     exact = logits_of(program, ids)
-    our_logits = run_whole(model_of(program, len(ids)), ids, table_for(ids))
+    our_logits = run_whole(model_of(program, len(ids), format), ids, table_for(ids))
     assert our_logits.shape == exact.shape
     assert float((our_logits - exact).abs().max()) <= limit * (1 + float(exact.abs().max()))
 
@@ -241,6 +242,28 @@ def test_attention(
     shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     program = program_of([Embed(0, table), attend, *gather], widths, {len(widths) - 1}, **shape)
     check(program, torch.randint(0, NUM_IDS, (num_tokens,)).tolist())
+
+
+@few
+@given(
+    num_tokens=st.one_of(st.integers(1, 200), st.sampled_from([63, 64, 65, 128, 129])),
+    head_dim=st.one_of(st.integers(1, 40), st.sampled_from([64, 80, 128, 511, 512])),
+    num_kv_heads=st.integers(1, 3),
+    group=st.sampled_from([1, 3, 16, 50]),
+    window=st.one_of(st.none(), st.integers(1, 150)),
+    seed=seeds,
+)
+def test_attention_over_keys_and_values_in_bfloat16_errs_by_the_rounding_of_its_weights(
+    num_tokens: int, head_dim: int, num_kv_heads: int, group: int, window: int | None, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    num_heads = group * num_kv_heads
+    attend = Attend(0, 1, layer=1, scale=head_dim**-0.5, window=window, is_wanted=True)
+    table = normal(NUM_IDS, (num_heads + 2 * num_kv_heads) * head_dim).bfloat16()
+    widths = (table.shape[1], num_heads * head_dim)
+    shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    program = program_of([Embed(0, table), attend], widths, {1}, **shape)
+    check(program, torch.randint(0, NUM_IDS, (num_tokens,)).tolist(), limit=2**-8, format=BF16)
 
 
 @settings(max_examples=20)

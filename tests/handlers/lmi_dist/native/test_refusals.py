@@ -16,9 +16,9 @@ from hypothesis import given, settings, strategies as st
 
 from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.native.model import NativeModel, StepLists
-from handlers.lmi_dist.native.records import F32
+from handlers.lmi_dist.native.records import BF16, F32
 from handlers.lmi_dist.plan import Chunk
-from tests.handlers.lmi_dist.native.builds import library, variants
+from tests.handlers.lmi_dist.native.builds import exact_variants, library, variants
 from tests.handlers.lmi_dist.native.models import llama, packed, run_step
 
 KERNELS = library(variants()[0])
@@ -246,3 +246,12 @@ def test_a_step_that_finds_no_memory_is_refused_and_the_next_one_runs() -> None:
         model._run_step(StepLists(*step))
 
     model._run_step(StepLists(*VALID))
+
+
+@pytest.mark.parametrize("kind", exact_variants())
+def test_keys_and_values_in_bfloat16_need_a_cpu_that_multiplies_it(kind: str) -> None:
+    kernels = library(kind)
+    weights = packed(kernels, llama(max_length=MAX_LENGTH), BF16)
+    model = NativeModel(kernels, weights, NUM_BLOCKS, num_threads=1, kv_format=BF16)
+    with pytest.raises(ValueError, match="kv_format must be from 0 to 0, given 1"):
+        model.run([Chunk(0, 0, [1], table=[0])])
