@@ -27,7 +27,7 @@ MAX_PREFILL_TOKENS = 1024
 ONE_DEVICE = (
     "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
 )
-QUANTIZE_METHODS = frozenset({"int8"})
+QUANTIZE_METHODS = frozenset({"int4", "int8"})
 DRAFT_KEYS = ("option.speculative_draft_model", "option.speculative_config")
 LORA_KINDS: dict[str, Kind] = {
     "enable_lora": BOOLEAN,
@@ -98,7 +98,7 @@ def check(config: EngineConfig) -> Mapping[str, str]:
     """Return what is wrong with options for this engine: by the option what is allowed."""
     faults = {}
     if config.quantize is not None and config.quantize not in QUANTIZE_METHODS:
-        faults["option.quantize"] = "int8 on lmi-dist, more with option.rolling_batch=vllm"
+        faults["option.quantize"] = "int4 or int8 on lmi-dist, more with option.rolling_batch=vllm"
 
     if config.device == "cuda" and folder_of("torch") is None:
         faults["option.device"] = "auto or cpu, since the library torch is not installed"

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 from handlers.base.cache_budget import default_budget
-from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, LoraLimits
+from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, QUANTIZE_METHODS, LoraLimits
 from handlers.lmi_dist.batch import (
     LEAST_BATCH,
     LEAST_BUDGET_S,
@@ -215,7 +215,7 @@ def _load(
     need = need_of(
         facts,
         config,
-        partial(weight_bytes, config),
+        partial(weight_bytes, facts, config),
         kept_bytes,
         block_bytes(library, config),
     )
@@ -272,9 +272,11 @@ def _check_embedding(config: EngineConfig) -> None:
 def choose_device(config: EngineConfig) -> str:
     """ "cuda" or "cpu"; raises BadConfiguration if the configuration wants what is not there."""
     device = "cuda" if config.device != "cpu" and _has_cuda(config) else "cpu"
-    if config.quantize is not None and (config.quantize != "int8" or device != "cpu"):
+    is_built = config.quantize in QUANTIZE_METHODS and device == "cpu"
+    if config.quantize is not None and not is_built:
+        methods = " and ".join(sorted(QUANTIZE_METHODS))
         raise BadConfiguration(
-            f"option.quantize={config.quantize} on {device}: only int8 on cpu is built"
+            f"option.quantize={config.quantize} on {device}: only {methods} on cpu are built"
         )
 
     return device
@@ -321,9 +323,9 @@ def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> nati
 
         library = native.load()
     except native.NotAvailable as error:
-        if config.quantize == "int8":
+        if config.quantize is not None:
             raise BadConfiguration(
-                f"option.quantize=int8 needs the native kernels, but {error}"
+                f"option.quantize={config.quantize} needs the native kernels, but {error}"
             ) from error
 
         check_extra(facts.path, f"torch would run it, because {error}")

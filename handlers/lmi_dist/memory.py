@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -46,6 +46,8 @@ LOOK_IDLE_S = 60.0
 
 log = logging.getLogger(__name__)
 
+BytesOf: TypeAlias = Callable[[np.dtype[Any], tuple[int, int]], float]
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
@@ -65,16 +67,16 @@ class MemoryNeed:
 def need_of(
     facts: ModelFacts,
     config: EngineConfig,
-    bytes_of: Callable[[np.dtype[Any]], float],
+    bytes_of: BytesOf,
     bytes_of_file: int | None = None,
     bytes_of_blocks: Callable[[TensorType], float] | None = None,
 ) -> MemoryNeed:
     """What a model with an architecture of ours needs.
 
     `bytes_of` says how many bytes a number of a weight takes, by the dtype that it has in the
-    checkpoint. `bytes_of_file` is what the weights of a file take that stay as they are there.
-    `bytes_of_blocks` says how many bytes a number of a quantised weight takes, by the type of its
-    blocks; without it such weights become floats.
+    checkpoint, and by its shape (num_out, num_in). `bytes_of_file` is what the weights of a file
+    take that stay as they are there. `bytes_of_blocks` says how many bytes a number of a quantised
+    weight takes, by the type of its blocks; without it such weights become floats.
     """
     a = facts.architecture
     assert a is not None
@@ -93,7 +95,7 @@ def need_of(
 
 def _weight_bytes(
     facts: ModelFacts,
-    bytes_of: Callable[[np.dtype[Any]], float],
+    bytes_of: BytesOf,
     bytes_of_blocks: Callable[[TensorType], float] | None,
 ) -> int:
     """The bytes of the packed linears and of the table of embeddings."""
@@ -111,9 +113,9 @@ def _weight_bytes(
         num_weights = sum(module.num_in * module.num_out for module in site.modules)
         blocks = _blocks_of_site(site, types)
         if not any(module.weight_name in types for module in site.modules):
-            number_bytes = bytes_of(stored)
+            number_bytes = bytes_of(stored, (site.num_out, site.num_in))
         elif blocks is None or bytes_of_blocks is None:
-            number_bytes = bytes_of(np.dtype(np.float32))
+            number_bytes = bytes_of(np.dtype(np.float32), (site.num_out, site.num_in))
         else:
             number_bytes = bytes_of_blocks(blocks)
 

@@ -1,11 +1,12 @@
 """The runner of the native kernels: a program, its packed weights, and keys and values in shared
 blocks.
 
-All arithmetic is float32, or int8 with `option.quantize`; where the CPU can, weights in bfloat16
-are multiplied by activations that are rounded to bfloat16. The weights of a GGUF file, and those of
-AWQ, GPTQ and compressed-tensors, stay in blocks of 4 or 8 bits, which are multiplied by activations
-of 16 bits. The order of every sum is fixed, so the bits of a token depend only on the tokens before
-it: not on the batch, on how its prompt was cut, or on the number of threads.
+All arithmetic is float32, or int8 with `option.quantize=int8`; where the CPU can, weights in
+bfloat16 are multiplied by activations that are rounded to bfloat16. The weights of a GGUF file, and
+those of AWQ, GPTQ and compressed-tensors, stay in blocks of 4 or 8 bits, which are multiplied by
+activations of 16 bits; `option.quantize=int4` makes such blocks. The order of every sum is fixed,
+so the bits of a token depend only on the tokens before it: not on the batch, on how its prompt was
+cut, or on the number of threads.
 """
 
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from handlers.lmi_dist.native.records import (
     BITS8_ZERO,
     F32,
     INT8,
+    SMALL_GROUP,
     TOKENS_PER_BLOCK,
     Panels,
 )
@@ -58,7 +60,7 @@ BYTES_OF = {
     BITS4_ZERO: 0.5 + 4 / 32,
     BITS8_ZERO: 1 + 4 / 32,
 }
-# What the engine says of its weights, by the narrowest format that one has.
+# What the engine says of weights that no option quantises, by the narrowest format that one has.
 _DTYPES = {
     F32: "float32",
     BF16: "bfloat16",
@@ -96,7 +98,7 @@ class NativeRunner:
             config,
             limits.max_length,
             progress,
-            lambda weight: library.pack(weight, _format(config, weight.dtype)),
+            lambda weight: library.pack(weight, _format(facts, config, weight.dtype, weight.shape)),
             pack_blocks=library.pack_blocks if keeps_blocks(config) else None,
         )
         self._model = NativeModel(
@@ -131,7 +133,7 @@ class NativeRunner:
                     formats.add(operation.gate.format)
 
         narrowest = min(formats, key=lambda format: BYTES_OF[format])
-        self.dtype = _DTYPES[narrowest]
+        self.dtype = config.quantize or _DTYPES[narrowest]
         self.kernels = f"native {library.kind}"
 
     def forward(self, plan: Plan) -> Array:
@@ -162,13 +164,29 @@ def _bytes_held(library: Library, program: Program[Panels]) -> int:
     return sum(sizes.values())
 
 
-def _format(config: EngineConfig, stored: np.dtype[Any]) -> int:
+def _format(
+    facts: ModelFacts, config: EngineConfig, stored: np.dtype[Any], shape: tuple[int, ...]
+) -> int:
+    """The format of a weight (num_out, num_in) that is in floats.
+
+    With `int4` two kinds of weights have eight bits: the head, which has an output for each token,
+    since its error goes straight into the log-probs, and rows that are no whole groups.
+    """
+    if config.quantize is None:
+        return _format_of_floats(config, stored)
+
+    num_out, num_in = shape
+    is_whole = num_in % SMALL_GROUP == 0
+    if config.quantize == "int4" and is_whole and num_out != facts.vocab_size:
+        return BITS4
+
+    return INT8
+
+
+def _format_of_floats(config: EngineConfig, stored: np.dtype[Any]) -> int:
     """As bfloat16 a weight is half as large. On a CPU that does not multiply bfloat16 it gives the
     same bits as the same numbers in float32.
     """
-    if config.quantize == "int8":
-        return INT8
-
     return BF16 if _is_narrow(config, stored) else F32
 
 
@@ -182,9 +200,11 @@ def kv_format(library: Library, config: EngineConfig, stored: np.dtype[Any]) -> 
     return BF16 if multiplies_bfloat16 and _is_narrow(config, stored) else F32
 
 
-def weight_bytes(config: EngineConfig, stored: np.dtype[Any]) -> float:
-    """The bytes that a number of a checkpoint takes in a packed weight."""
-    return BYTES_OF[_format(config, stored)]
+def weight_bytes(
+    facts: ModelFacts, config: EngineConfig, stored: np.dtype[Any], shape: tuple[int, int]
+) -> float:
+    """The bytes that a number of a checkpoint takes in a packed weight (num_out, num_in)."""
+    return BYTES_OF[_format(facts, config, stored, shape)]
 
 
 def keeps_blocks(config: EngineConfig) -> bool:
@@ -215,7 +235,11 @@ def bytes_of_file(library: Library, config: EngineConfig, path: str) -> int | No
     num_bytes = 0.0
     for kind, num_numbers in sizes.items():
         dtype = DTYPES.get(kind.name)
-        format = library.format_of(kind) if dtype is None else _format(config, np.dtype(dtype))
+        if dtype is None:
+            format = library.format_of(kind)
+        else:
+            format = _format_of_floats(config, np.dtype(dtype))
+
         num_bytes += num_numbers * BYTES_OF[format]
 
     return int(num_bytes)

@@ -471,7 +471,7 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
         matching("the name of a method, such as int8", r"[A-Za-z0-9_-]{1,64}"),
         names="option.quantization HF_MODEL_QUANTIZE",
     )
-    """quantise the weights at load; int8 on the embedded engine needs its native kernels"""
+    """quantise the weights at load; the embedded engine needs its native kernels for it"""
     device: str = option("auto", choice("auto", "cpu", "cuda"))
     """auto: cuda where a GPU is visible"""
     max_num_sequences: int | None = option(

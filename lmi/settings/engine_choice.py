@@ -369,7 +369,7 @@ def _lack(values: Values, handler: Handler) -> Lack | None:
     methods = handler.quantize_methods
     method = values.given(QUANTIZE)
     if methods is not None and method is not None and method not in methods:
-        reason = f"quantises by {', '.join(sorted(methods))} alone"
+        reason = f"quantises by {' and '.join(sorted(methods))} alone"
         return Lack(values.how_given(QUANTIZE).assignment, reason)
 
     if _task(values) == OF_IMAGES and not handler.reads_images:

@@ -1,23 +1,34 @@
-"""What blocks of 4 and 8 bits change of a real model's answers: the table of docs/quantisation.md.
+"""What numbers of 4 and 8 bits change of a real model's answers: the tables of
+docs/quantisation.md.
 
     scripts/bench quantisation [--write]
 
-The model is SmolLM2-135M-Instruct, whose weights are rounded to the nearest number here.
+The model is SmolLM2-135M-Instruct. The file that its package brings has weights of four bits, so a
+grid of four bits over the same groups of inputs would fit them as those of no other model. So the
+options quantise a checkpoint whose channels are in another order: its answers are the same, and its
+groups are others.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
+from handlers.lmi_dist.native.records import Panels
 from handlers.lmi_dist.native_runner import NativeRunner
+from handlers.lmi_dist.operations import Linear
 from handlers.lmi_dist.plan import Chunk, Plan
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import forward, load_native, table_of
@@ -25,9 +36,14 @@ from tests.quantised_models import Variant, quantised_folder
 from tests.real_model import smollm2
 
 PAGE = Path(__file__).parents[2] / "docs" / "quantisation.md"
+WEIGHTS = "model.safetensors"
 IN_FLOAT32 = EngineConfig(dtype="fp32")
 NUM_RANDOM_TOKENS = 200
-MAX_LENGTH = 256
+# Of the text whose perplexity is measured
+NUM_WINDOWS = 4
+WINDOW = 1024
+MAX_LENGTH = WINDOW
+HEAD_DIM = 64
 VOCAB_SIZE = 49152
 
 METHODS = {
@@ -44,6 +60,12 @@ METHODS = {
     ),
 }
 METHODS_TITLE = "| method | largest | mean | best tokens that agree |"
+OPTIONS = {
+    "`--dtype bf16`": EngineConfig(dtype="bf16"),
+    "`--quantize int8`": EngineConfig(quantize="int8"),
+    "`--quantize int4`": EngineConfig(quantize="int4"),
+}
+OPTIONS_TITLE = "| option | bytes a weight | largest | mean | best tokens that agree | perplexity |"
 
 
 @dataclass(frozen=True)
@@ -62,16 +84,17 @@ class Difference:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--write", action="store_true", help="put the table into the page")
+    parser.add_argument("--write", action="store_true", help="put the tables into the page")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     try:
-        table = table_of_methods(folder)
+        tables = [table_of_methods(folder), table_of_options(folder)]
     finally:
         shutil.rmtree(folder)
 
     if arguments.write:
-        write(table)
+        for table in tables:
+            write(table)
 
     return 0
 
@@ -90,6 +113,25 @@ def table_of_methods(folder: Path) -> list[str]:
     return rows
 
 
+def table_of_options(folder: Path) -> list[str]:
+    shuffled = with_shuffled_channels(smollm2(), folder / "shuffled")
+    windows = windows_of_text(shuffled)
+    exact_runner = load_native(shuffled, IN_FLOAT32, max_length=MAX_LENGTH)
+    exact = [log_probs(exact_runner, ids) for ids in windows]
+    rows = [OPTIONS_TITLE, "|---|---|---|---|---|---|"]
+    rows.append(f"| float32 | 4.00 | | | | {perplexity(exact, windows):.2f} |")
+    print(rows[-1], flush=True)
+    for name, config in OPTIONS.items():
+        runner = load_native(shuffled, config, max_length=MAX_LENGTH)
+        rounded = [log_probs(runner, ids) for ids in windows]
+        size = f"{bytes_of_number(runner):.2f}"
+        cells = difference(torch.cat(rounded), torch.cat(exact)).cells
+        rows.append(f"| {name} | {size} | {cells} | {perplexity(rounded, windows):.2f} |")
+        print(rows[-1], flush=True)
+
+    return rows
+
+
 def log_probs(runner: NativeRunner, ids: list[int]) -> Tensor:
     """Of every token, over the whole vocabulary: (num_tokens, vocab_size)."""
     chunk = Chunk(0, 0, ids, len(ids), table_of(0, MAX_LENGTH))
@@ -100,6 +142,89 @@ def difference(found: Tensor, exact: Tensor) -> Difference:
     distances = (found - exact).abs()
     num_equal = int((found.argmax(-1) == exact.argmax(-1)).sum())
     return Difference(float(distances.max()), float(distances.mean()), num_equal, len(found))
+
+
+def perplexity(rows: list[Tensor], windows: list[list[int]]) -> float:
+    """Of the tokens behind the first of each window."""
+    losses: list[Tensor] = []
+    for row, ids in zip(rows, windows, strict=True):
+        next_ids = torch.tensor(ids[1:])[:, None]
+        losses.append(-row[:-1].gather(1, next_ids))
+
+    return math.exp(float(torch.cat(losses).double().mean()))
+
+
+def windows_of_text(folder: Path) -> list[list[int]]:
+    """The first tokens of the manual that comes with Python."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = "\n".join(topics[name] for name in sorted(topics))
+    ids = tokenizer.encode(text[: 16 * NUM_WINDOWS * WINDOW]).ids
+    return [ids[start : start + WINDOW] for start in range(0, NUM_WINDOWS * WINDOW, WINDOW)]
+
+
+def bytes_of_number(runner: NativeRunner) -> float:
+    """Of the linears."""
+    num_bytes = 0
+    num_numbers = 0
+    for panels in panels_of(runner):
+        num_bytes += panels.memory.nbytes
+        num_numbers += panels.num_out * panels.num_in
+
+    return num_bytes / num_numbers
+
+
+def panels_of(runner: NativeRunner) -> Iterator[Panels]:
+    for operation in runner.program.operations:
+        if isinstance(operation, Linear):
+            yield operation.weight
+            if operation.gate is not None:
+                yield operation.gate
+
+
+def with_shuffled_channels(source: Path, folder: Path) -> Path:
+    """A copy of a Llama whose channels are in another order: those of the residual, those between
+    the linears of a feed-forward, and those of the values in each head.
+    """
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / WEIGHTS)
+    dice = torch.Generator().manual_seed(1)
+    hidden = torch.randperm(tensors["model.norm.weight"].numel(), generator=dice)
+    for name in list(tensors):
+        tensor = tensors[name]
+        if name.endswith(("norm.weight", "layernorm.weight")):
+            tensor = tensor[hidden]
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor = tensor[hidden]
+        else:
+            tensor = tensor[:, hidden]
+
+        tensors[name] = tensor
+
+    for prefix in [name.removesuffix("up_proj.weight") for name in tensors if "up_proj" in name]:
+        shuffle_inner(tensors, prefix, dice)
+
+    for prefix in [name.removesuffix("v_proj.weight") for name in tensors if "v_proj" in name]:
+        shuffle_values(tensors, prefix, dice)
+
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
+    return folder
+
+
+def shuffle_inner(tensors: dict[str, Tensor], prefix: str, dice: torch.Generator) -> None:
+    order = torch.randperm(len(tensors[f"{prefix}up_proj.weight"]), generator=dice)
+    for name in ("gate_proj", "up_proj"):
+        tensors[f"{prefix}{name}.weight"] = tensors[f"{prefix}{name}.weight"][order]
+
+    tensors[f"{prefix}down_proj.weight"] = tensors[f"{prefix}down_proj.weight"][:, order]
+
+
+def shuffle_values(tensors: dict[str, Tensor], prefix: str, dice: torch.Generator) -> None:
+    """All heads have one order of their channels."""
+    order = torch.randperm(HEAD_DIM, generator=dice)
+    values = tensors[f"{prefix}v_proj.weight"].unflatten(0, (-1, HEAD_DIM))
+    tensors[f"{prefix}v_proj.weight"] = values[:, order].flatten(0, 1)
+    outputs = tensors[f"{prefix}o_proj.weight"].unflatten(1, (-1, HEAD_DIM))
+    tensors[f"{prefix}o_proj.weight"] = outputs[:, :, order].flatten(1, 2)
 
 
 def write(table: list[str]) -> None:

@@ -40,8 +40,10 @@ def test_what_an_engine_says_of_itself_can_be_imported_without_its_libraries(mod
     assert done.stdout.strip() == "set()"
 
 
-def test_the_embedded_engine_runs_on_one_device_and_quantises_to_int8() -> None:
-    assert lmi_dist.check(EngineConfig(quantize="int8")) == {}
+def test_the_embedded_engine_runs_on_one_device_and_quantises_to_4_and_8_bits() -> None:
+    for method in ("int4", "int8"):
+        assert lmi_dist.check(EngineConfig(quantize=method)) == {}
+
     assert lmi_dist.check(EngineConfig(quantize="awq")).keys() == {"option.quantize"}
     for degree in ("tensor_parallel_degree", "pipeline_parallel_degree"):
         assert lmi_dist.check(EngineConfig(**{degree: 2})).keys() == {f"option.{degree}"}  # type: ignore[arg-type]

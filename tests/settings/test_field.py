@@ -231,7 +231,7 @@ CASES = {
         text="option.rolling_batch=lmi-dist\noption.quantize=awq",
         warned=(
             (
-                "option.quantize=awq (serving.properties:2): lmi-dist quantises by int8 alone, so the "  # noqa: E501
+                "option.quantize=awq (serving.properties:2): lmi-dist quantises by int4 and int8 alone, so the "  # noqa: E501
                 "engine is vllm"
             ),
         ),
@@ -239,7 +239,7 @@ CASES = {
     ),
     "GPTQ on lmi-dist, in TGI's words": Case(
         environ={"OPTION_ROLLING_BATCH": "lmi-dist", "HF_MODEL_QUANTIZE": "gptq"},
-        warned=("lmi-dist quantises by int8 alone, so the engine is vllm",),
+        warned=("lmi-dist quantises by int4 and int8 alone, so the engine is vllm",),
         refused_on_cpu="more with option.rolling_batch=vllm",
     ),
     "int8 on lmi-dist": Case(

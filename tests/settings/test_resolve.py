@@ -451,7 +451,7 @@ BAD_LINES = {
     "option.max_step_ms=nan": "milliseconds, more than 0",
     "option.max_step_ms=fast": "milliseconds, more than 0",
     "option.speculative=medusa": "ngram",
-    "option.quantize=awq": "int8 on lmi-dist, more with option.rolling_batch=vllm",
+    "option.quantize=awq": "int4 or int8 on lmi-dist, more with option.rolling_batch=vllm",
     "option.device=cuda": "auto or cpu, since no GPU is visible",
     "option.entryPoint=model.py": "a Python file in the model's folder, or djl_python.…",
     "option.entryPoint=my.module": "a Python file in the model's folder, or djl_python.…",

@@ -103,7 +103,8 @@ class Library:
         """Pack a weight (num_out, num_in), float32, bfloat16 or float16, into the arena of the
         library or another one.
 
-        `format` is F32, BF16 or INT8. Raises ValueError for another weight.
+        `format` is F32, BF16, INT8, or BITS4 if num_in is a multiple of 32. Raises ValueError for
+        another weight.
         """
         if not is_float(weight) or weight.ndim != 2 or 0 in weight.shape:
             raise ValueError(

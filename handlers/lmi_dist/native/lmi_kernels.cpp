@@ -1,5 +1,6 @@
 // Runs whole steps of a decoder on a CPU. lmi_kernels.h has what it is given, vectors.h functions of vectors, products.h
-// products with weights, gguf_blocks.h weights in blocks, pool.h threads, checks.h what is refused. sampling.h draws tokens from the logits, by
+// products with weights, gguf_blocks.h weights in blocks, four_bits.h floats rounded to such,
+// pool.h threads, checks.h what is refused. sampling.h draws tokens from the logits, by
 // distribution.h.
 //
 // Top to bottom: functions of rows, each kind of operation, the phases of a step, the interface.
@@ -12,6 +13,7 @@
 #include "lmi_kernels.h"
 
 #include "checks.h"
+#include "four_bits.h"
 #include "gguf_blocks.h"
 #include "pool.h"
 #include "products.h"
@@ -639,9 +641,13 @@ EXPORT int64_t lmi_packed_bytes(int32_t num_out, int32_t num_in, int32_t format)
     return packed_bytes(num_out, num_in, format);
 }
 
+// `format` is LMI_F32, LMI_BF16, LMI_INT8, or LMI_BITS4 if num_in is whole small groups.
 EXPORT void lmi_pack(const void* weight, int32_t dtype, int32_t num_out, int32_t num_in, int32_t format, void* data,
                      int32_t num_threads) {
-    pack(weight, dtype, num_out, num_in, format, data, num_threads);
+    if (format == LMI_BITS4)
+        pack_to_4_bits({weight, dtype, num_out, num_in}, static_cast<char*>(data), num_threads);
+    else
+        pack(weight, dtype, num_out, num_in, format, data, num_threads);
 }
 
 // The format of blocks of a type, an LmiBlockType, or -1 if it is none, and how many channels a panel has.

@@ -20,6 +20,8 @@ BITS8 = 4
 BITS8_HALVES = 5
 BITS4_ZERO = 6
 BITS8_ZERO = 7
+# The numbers of a row that share a scale in the formats from BITS4 on.
+SMALL_GROUP = 32
 DTYPE_NUMBERS = {
     np.dtype(np.float32): 0,
     BFLOAT16: 1,

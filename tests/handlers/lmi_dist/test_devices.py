@@ -19,7 +19,10 @@ def test_a_device_that_is_not_there_is_named() -> None:
         choose_device(EngineConfig(device="cuda"))
 
 
-def test_weights_are_quantised_only_on_a_cpu_and_only_to_int8() -> None:
-    assert choose_device(EngineConfig(device="cpu", quantize="int8")) == "cpu"
-    with pytest.raises(BadConfiguration, match=r"option\.quantize=int4 on cpu: only int8 on cpu"):
-        choose_device(EngineConfig(device="cpu", quantize="int4"))
+def test_weights_are_quantised_only_on_a_cpu_and_only_to_4_and_8_bits() -> None:
+    for method in ("int4", "int8"):
+        assert choose_device(EngineConfig(device="cpu", quantize=method)) == "cpu"
+
+    says = r"option\.quantize=int2 on cpu: only int4 and int8 on cpu"
+    with pytest.raises(BadConfiguration, match=says):
+        choose_device(EngineConfig(device="cpu", quantize="int2"))

@@ -62,12 +62,12 @@ def test_torch_runs_what_the_kernels_cannot_and_the_log_says_why(
     )
 
 
-def test_int8_is_refused_where_torch_would_run() -> None:
+@pytest.mark.parametrize("method", ["int4", "int8"])
+def test_int4_and_int8_are_refused_where_torch_would_run(method: str) -> None:
     facts = read_facts(str(tiny_model("olmo2")))
-    with pytest.raises(
-        BadConfiguration, match=r"option\.quantize=int8 needs the native kernels.*Olmo2ForCausalLM"
-    ):
-        choose_library(facts, "cpu", EngineConfig(quantize="int8"))
+    says = rf"option\.quantize={method} needs the native kernels.*Olmo2ForCausalLM"
+    with pytest.raises(BadConfiguration, match=says):
+        choose_library(facts, "cpu", EngineConfig(quantize=method))
 
 
 def test_a_machine_without_the_library_runs_torch() -> None:

@@ -167,7 +167,9 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "kind", [{"dtype": "fp32"}, {"dtype": "bf16"}, {"quantize": "int8"}], ids=str
+    "kind",
+    [{"dtype": "fp32"}, {"dtype": "bf16"}, {"quantize": "int8"}, {"quantize": "int4"}],
+    ids=str,
 )
 def test_no_batch_no_cut_and_no_other_adapter_changes_a_bit(
     adapters: dict[str, str], kind: dict[str, str]

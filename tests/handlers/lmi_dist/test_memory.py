@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -166,7 +167,7 @@ def test_an_engine_tells_what_it_holds_of_the_memory(caplog: pytest.LogCaptureFi
 
     assert before is not None and after is not None
     assert re.search(r"memory in use: weights \d+ MB, KV cache 0 MB of \d+ MB, the", caplog.text)
-    estimate = need_of(facts, config, lambda dtype: weight_bytes(config, dtype))
+    estimate = need_of(facts, config, partial(weight_bytes, facts, config))
     assert 0.9 <= before.weights / estimate.weights <= 1.1
 
     assert before.kv_cache_touched == 0
@@ -337,8 +338,9 @@ def test_what_a_model_needs_is_known_before_it_is_read() -> None:
     for config, least, most in (
         (EngineConfig(), 0.8, 1.3),
         (EngineConfig(quantize="int8"), 0.2, 0.6),
+        (EngineConfig(quantize="int4"), 0.1, 0.5),
     ):
-        need = need_of(facts, config, lambda dtype, config=config: weight_bytes(config, dtype))
+        need = need_of(facts, config, partial(weight_bytes, facts, config))
         assert least * stored < need.weights < most * stored
 
 

@@ -1,6 +1,7 @@
 """A model whose weights stay in the blocks of its GGUF file answers as its float32 does."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_the_memory_of_kept_blocks_is_known_before_they_are_read(tmp_path: Path)
 
     size = file.stat().st_size
     assert 0.95 * size < kept < 1.1 * size
-    need = need_of(facts, config, lambda dtype: weight_bytes(config, dtype), kept)
+    need = need_of(facts, config, partial(weight_bytes, facts, config), kept)
     assert kept <= need.weights < kept + 8 * MB
 
 

@@ -13,7 +13,7 @@ from handlers.lmi_dist.gguf.block_rows import BlockRows
 from handlers.lmi_dist.gguf.blocks import DEQUANTISE, ZERO4, ZERO8
 from handlers.lmi_dist.native.library import Library
 from handlers.lmi_dist.native.model import NativeModel
-from handlers.lmi_dist.native.records import F32
+from handlers.lmi_dist.native.records import F32, Panels
 from handlers.lmi_dist.operations import Embed, Gather, Linear, Program
 from handlers.lmi_dist.plan import Chunk
 from lmi.shared.gguf_file import TENSOR_TYPES, TensorType
@@ -57,7 +57,10 @@ def random_rows(kind: TensorType, num_rows: int, num_in: int = NUM_IN, seed: int
 
 
 def model_of(
-    kernels: Library, table: Array | BlockRows, weights: list[BlockRows], num_threads: int = 2
+    kernels: Library,
+    table: Array | BlockRows | Panels,
+    weights: list[BlockRows],
+    num_threads: int = 2,
 ) -> NativeModel:
     """Logits are the rows of the table by the weight."""
     num_out = sum(len(rows) for rows in weights)

@@ -27,6 +27,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "f32": {"dtype": "fp32"},
     "bf16": {"dtype": "bf16"},
     "int8": {"quantize": "int8"},
+    "int4": {"quantize": "int4"},
 }
 CASES = [(family, kind) for family in ("llama", "gemma2", "phi") for kind in SETTINGS] + [
     (family, "f32") for family in ("mistral", "qwen3", "gemma3", "gpt2", "opt_post_norm")

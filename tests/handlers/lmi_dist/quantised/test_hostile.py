@@ -216,6 +216,6 @@ def test_tensors_that_do_not_fit_together_are_one_line(tmp_path: Path, name: str
     # The estimate of memory reads the same parts, before the load
     if "config.json needs" not in fault:
         with pytest.raises(ModelUnusable) as error:
-            need_of(read_facts(str(quantised)), EngineConfig(), lambda dtype: 4)
+            need_of(read_facts(str(quantised)), EngineConfig(), lambda dtype, shape: 4)
 
         assert fault in str(error.value)

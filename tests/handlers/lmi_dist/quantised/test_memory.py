@@ -42,7 +42,7 @@ def estimate(folder: Path, config: EngineConfig) -> int:
     need = need_of(
         facts,
         config,
-        partial(weight_bytes, config),
+        partial(weight_bytes, facts, config),
         bytes_of_blocks=block_bytes(load(), config),
     )
     architecture = facts.architecture
