@@ -75,7 +75,10 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
     parameters = dict(fields.get("parameters") or {})
     ignored = _drop_without_effect(parameters, fields.get("stream"))
 
-    inputs = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
+    inputs = fields["inputs"]
+    if not isinstance(inputs, list):
+        inputs = [inputs]
+
     # The requests differ in their texts and adapters alone, so LMI's schema reads the first one.
     first = {"inputs": inputs[0], "parameters": parameters, "stream": None, "adapters": None}
     single = lmi.parse(Message(fields | first, lmi.LmiFormat(), message.sampling_defaults))

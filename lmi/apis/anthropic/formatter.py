@@ -140,7 +140,10 @@ class MessageStream(BlockStream):
             error_object["details"] = error.details
 
         fields = {"type": "error", "error": error_object, "request_id": error.request_id}
-        return named_event("error", fields) if cls.is_streaming else dumps(fields)
+        if cls.is_streaming:
+            return named_event("error", fields)
+
+        return dumps(fields)
 
 
 class MessageWhole(MessageStream):

@@ -284,17 +284,21 @@ def _text(place: str, block: dict[str, Any]) -> str:
 
 
 def _result(place: str, block: dict[str, Any]) -> dict[str, Any]:
+    """Read the result of a call."""
     call_id = text(f"{place}.tool_use_id", block.get("tool_use_id"))
     result = content(f"{place}.content", block.get("content"), is_needed=False)
     return {"role": "tool", "content": result, "tool_call_id": call_id}
 
 
 def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
+    """Read a call of an earlier answer."""
     call_id = text(f"{place}.id", block.get("id"))
     name = text(f"{place}.name", block.get("name"))
     arguments = an_object(f"{place}.input", block.get("input"))
     check_levels(f"{place}.input", arguments)
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 BLOCKS: dict[str, dict[str, Callable[[str, dict[str, Any]], Any]]] = {

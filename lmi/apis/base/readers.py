@@ -179,8 +179,11 @@ def check_values(body: bytes, max_texts: int = 0) -> None:
 
     def num_prompt_bytes(body: bytes) -> int:
         outline = msgspec.json.decode(body, type=BodyOutline)
-        prompts = (outline.inputs, outline.text_input, outline.prompt, outline.input)
-        return max(_num_text_bytes(bytes(prompt), max_texts) for prompt in prompts)
+        num_bytes = 0
+        for prompt in (outline.inputs, outline.text_input, outline.prompt, outline.input):
+            num_bytes = max(num_bytes, _num_text_bytes(bytes(prompt), max_texts))
+
+        return num_bytes
 
     check_size(body, num_prompt_bytes, "an object", "the prompt's text")
 

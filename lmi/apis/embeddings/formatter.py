@@ -34,18 +34,19 @@ class EmbeddingFormatter(OpenAIFormatter):
 
     def __init__(self, parsed: Parsed[Any]) -> None:
         super().__init__(parsed)
-        self._written_by_index: dict[int, Fragment] = {}
+        # The elements of the answer that are written already, by the indexes of their texts.
+        self._elements_by_index: dict[int, Fragment] = {}
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
         assert delta.embedding is not None
-        written = dumps(self._element(delta.index, delta.embedding.data))
-        self._written_by_index[delta.index] = Fragment(written)
+        element = dumps(self._element(delta.index, delta.embedding.data))
+        self._elements_by_index[delta.index] = Fragment(element)
         if self._num_open:
             return []
 
-        num_texts = len(self._written_by_index)
-        elements = [self._written_by_index[index] for index in range(num_texts)]
+        num_texts = len(self._elements_by_index)
+        elements = [self._elements_by_index[index] for index in range(num_texts)]
         return [dumps(self._answer(elements))]
 
     @abstractmethod

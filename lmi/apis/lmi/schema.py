@@ -176,22 +176,10 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     format = message.format
     parameter_fields = fields.get("parameters") or {}
     ignored = parameters.unknown(fields, KNOWN_FIELDS)
+    values = _read_values(message, parameter_fields, ignored)
 
-    values: dict[str, Any] = {
-        "max_new_tokens": DEFAULT_MAX_NEW_TOKENS,
-        "details": format.tgi_compat,
-    }
-    values |= PARAMETERS.read(parameter_fields, ignored)
-    if values.get("stop") is True:
-        PARAMETERS.drop(values, {"stop": "as true, which names no stop string"}, ignored)
-
-    PARAMETERS.check_together(values, is_streamed=format.is_streamed)
-    PARAMETERS.read_search(values)
-    if message.sampling_defaults is not None and "beam_width" not in values:
-        fill_in(values, parameter_fields, message.sampling_defaults)
-
-    is_zero = values.get("temperature") == 0 or values.get("top_p") == 0
-    is_sampling = "do_sample" in values and not is_zero
+    has_no_choice = values.get("temperature") == 0 or values.get("top_p") == 0
+    is_sampling = "do_sample" in values and not has_no_choice
     is_greedy = "beam_width" not in values and not is_sampling
     reasons = PARAMETERS.without_effect(values, is_greedy=is_greedy)
     reasons |= _without_details(values, format)
@@ -216,6 +204,28 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
 
     format = replace(format, details=values["details"], field_names=guide.field_names)
     return Parsed((request,), format, ignored)
+
+
+def _read_values(
+    message: Message[LmiFormat], parameter_fields: dict[str, Any], ignored: list[str]
+) -> dict[str, Any]:
+    """Return the values of the parameters, with the defaults of the API and of the engine. Raises
+    InvalidParameter or Unsupported.
+    """
+    values: dict[str, Any] = {
+        "max_new_tokens": DEFAULT_MAX_NEW_TOKENS,
+        "details": message.format.tgi_compat,
+    }
+    values |= PARAMETERS.read(parameter_fields, ignored)
+    if values.get("stop") is True:
+        PARAMETERS.drop(values, {"stop": "as true, which names no stop string"}, ignored)
+
+    PARAMETERS.check_together(values, is_streamed=message.format.is_streamed)
+    PARAMETERS.read_search(values)
+    if message.sampling_defaults is not None and "beam_width" not in values:
+        fill_in(values, parameter_fields, message.sampling_defaults)
+
+    return values
 
 
 def name_of_several(fields: ParameterValues) -> str:

@@ -91,10 +91,15 @@ class ItemsStream(BlockStream):
 
     def _grow(self, part: Text | Thought | Arguments) -> bytes:
         kind = self.block_types[type(part)]
-        log_probs = self._tokens.take(part.text, is_text=kind == "message")
+        is_text = kind == "message"
+        log_probs = self._tokens.take(part.text, is_text=is_text)
         self._log_probs += log_probs
-        fields = {"logprobs": log_probs} if kind == "message" else {}
-        return self._event(f"{EVENTS[kind]}.delta", **self._place, **fields, delta=part.text)
+
+        fields: dict[str, Any] = dict(self._place)
+        if is_text:
+            fields["logprobs"] = log_probs
+
+        return self._event(f"{EVENTS[kind]}.delta", **fields, delta=part.text)
 
     def _close(self, status: str = "completed") -> list[bytes]:
         output_item = self._block

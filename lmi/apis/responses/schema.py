@@ -345,8 +345,8 @@ def _message(place: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _thought(place: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Read thoughts as they were told, else their summary. What only another server can decrypt has
-    no effect.
+    """Read thoughts, or their summary if they are left out. Thoughts that only another server can
+    decrypt have no effect.
     """
     value = fields.get("content") or fields.get("summary")
     thought = content(place, value, is_needed=False, has_images=False)
@@ -358,6 +358,7 @@ def _thought(place: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(place: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Read a call of an earlier answer."""
     call_id = text(f"{place}.call_id", fields.get("call_id"))
     name = text(f"{place}.name", fields.get("name"))
     arguments = text(f"{place}.arguments", fields.get("arguments"))
@@ -368,6 +369,7 @@ def _call(place: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _result(place: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Read the result of a call."""
     output = content(f"{place}.output", fields.get("output"))
     call_id = text(f"{place}.call_id", fields.get("call_id"))
     return {"role": "tool", "content": output, "tool_call_id": call_id}

@@ -147,14 +147,17 @@ def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
 
 
 def _is_greedy(fields: dict[str, Any], values: dict[str, Any]) -> bool:
-    """Whether decoding is greedy. As in TGI, a value without effect (temperature 1) samples only
-    beside best_of.
+    """Whether decoding is greedy. As in TGI, a parameter of sampling whose value has no effect, as
+    temperature 1, makes it sample only beside best_of.
     """
-    is_sampling = bool(values.keys() & {"do_sample", *SAMPLING})
-    if "best_of" in values:
-        is_sampling = is_sampling or any(fields.get(name) is not None for name in SAMPLING)
+    if values.get("temperature") == 0:
+        return True
 
-    return values.get("temperature") == 0 or not is_sampling
+    if values.keys() & {"do_sample", *SAMPLING}:
+        return False
+
+    is_any_given = any(fields.get(name) is not None for name in SAMPLING)
+    return not ("best_of" in values and is_any_given)
 
 
 def _check_together(values: ParameterValues, *, is_streamed: bool, is_greedy: bool) -> None:

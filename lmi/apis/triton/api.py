@@ -74,10 +74,12 @@ class TritonWhole(WholeFormatter[TritonFormat]):
 
     def _whole(self, answers: list[Answer]) -> bytes:
         num_input_tokens = answers[0].num_prompt_tokens
-        if self._format.num_answers < len(answers):
-            answers = ranked(self._request, answers)[: self._format.num_answers]
+        num_answers = self._format.num_answers
+        if num_answers < len(answers):
+            answers = ranked(self._request, answers)[:num_answers]
 
-        return self._object(answers, num_input_tokens, [answer.cum_log_prob for answer in answers])
+        cum_log_probs = [answer.cum_log_prob for answer in answers]
+        return self._object(answers, num_input_tokens, cum_log_probs)
 
     def _object(
         self, answers: Sequence[Answer], num_input_tokens: int, cum_log_probs: Sequence[float]

@@ -26,10 +26,8 @@ def begins_call(text: str, tools: Mapping[str, Any]) -> bool:
 
 
 def find_bare_call(buffer: AnswerBuffer) -> Generator[None, None, bool]:
-    """Read on while the text may begin with the JSON of a call to one of the tools. Return whether
-    it does.
-
-    What stands before the JSON is then dropped.
+    """Read on until it is known whether the text begins with the JSON of a call to one of the
+    tools, and return that. If it does, what stands before the JSON is dropped.
     """
     while (beginning := BARE_CALL.match(buffer.text[:MAX_HEAD])) is None:
         is_long = len(buffer.text) >= MAX_HEAD

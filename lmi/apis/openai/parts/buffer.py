@@ -37,31 +37,28 @@ class ToolCall:
 
 @dataclass
 class AnswerBuffer:
-    """The text of an answer that has come and is in no part yet. `tools` are those that it may
-    call.
-    """
+    """The text of an answer that has come and is in no part yet."""
 
+    # Those that the answer may call, by name.
     tools: Mapping[str, Any]
     text: str = ""
-    # No more text comes.
+    # Whether no more text comes.
     is_over: bool = False
-    # The answer is over, and the model would have written more.
+    # Whether the answer is over although the model would have written more.
     is_cut: bool = False
-    # The answer ended in the marks of a call, which are no text.
+    # Whether the answer ended in the marks of a call, which are no text.
     has_lost_markup: bool = False
 
     def ends_in_markup(self) -> bool:
-        """Whether the answer was cut inside what was read last, so that it might have become a
-        call.
-
-        What a model wrote around a call is not its speech, so nobody is told of it.
+        """Whether the answer was cut inside what was read last, so that this might have become a
+        call. Then it is no text: what a model writes around a call is not meant for people.
         """
         is_unfinished = self.is_over and self.is_cut and not self.text
         self.has_lost_markup |= is_unfinished
         return is_unfinished
 
     def take(self, num_chars: int | None = None) -> str:
-        """Return the beginning of the text, or all of it, which is held no more."""
+        """Take so many characters from the front of the text, or all, and return them."""
         if num_chars is None:
             num_chars = len(self.text)
 
@@ -73,8 +70,8 @@ class AnswerBuffer:
 AnswerPart = Thought | Text | ToolCall | Arguments
 Reading = Generator[AnswerPart | None, None, None]
 CallReading = Generator[AnswerPart | None, None, str | None]
-"""Reads one call, or a list of them. Returns None once a part was made, else the text that is no
-call after all.
+"""Reads one call, or a list of them. Returns None if a part was made, or else the text that was
+read and is no call.
 """
 Read = Callable[[AnswerBuffer], Reading]
 ReadCall = Callable[[AnswerBuffer], CallReading]
@@ -83,7 +80,10 @@ ReadCall = Callable[[AnswerBuffer], CallReading]
 def read_rest(buffer: AnswerBuffer, kind: type[Text | Arguments]) -> Reading:
     """Read all that comes as parts of one kind."""
     while buffer.text or not buffer.is_over:
-        yield kind(buffer.take()) if buffer.text else None
+        if buffer.text:
+            yield kind(buffer.take())
+        else:
+            yield None
 
 
 class Cut(NamedTuple):

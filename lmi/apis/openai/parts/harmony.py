@@ -55,7 +55,8 @@ def harmony(buffer: AnswerBuffer, *, has_tools: bool) -> Reading:
             header = None
         elif mark:
             # Another header begins, or more of one follows.
-            header = (header or "") + (mark if mark == CHANNEL else " ")
+            header = header or ""
+            header += CHANNEL if mark == CHANNEL else " "
         elif not buffer.is_over:
             yield None
         else:

@@ -19,74 +19,107 @@ MISTRAL_HEAD = r"\s*([\w.:-]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*"
 def json_call(buffer: AnswerBuffer) -> CallReading:
     """Read `{"name": "f", "arguments": {…}}`, where `parameters` is another name of `arguments`.
 
-    The arguments are passed on as they come, once the name is known, and no fault counts then.
+    The arguments are passed on as they come, once the name is known. From then on no fault counts.
     """
-    brackets = brackets_of_json()
-    name = ""
-
-    # The key whose value is read, and the place where that key or its value begins.
-    key = None
-    start = 0
-
-    # The places where the arguments begin and end, and up to which they have been passed on.
-    first = -1
-    end = -1
+    call = _CallObject()
+    # Up to where the arguments have been passed on.
     passed_on = -1
-
-    place = 0
     while True:
-        is_over = False
-        is_fault = False
-        while place < len(buffer.text) and not (is_over or is_fault):
-            char = buffer.text[place]
-            was_quoted = bool(brackets.quote)
-            depth = brackets.read(char)
-            place += 1
-            is_over = depth == 0 and char in "}]" and not was_quoted
-            is_fault = depth <= 0 and not is_over and char not in SPACE
+        call.read(buffer.text)
+        if call.has_begun:
+            if passed_on < 0:
+                yield ToolCall(call.name)
+                passed_on = call.arguments_start
 
-            if was_quoted:
-                if depth == 1 and key is None and not brackets.quote:
-                    key = _loaded(buffer.text[start:place])
-                    is_fault = key is None
-            elif is_over or (char == "," and depth == 1):
-                if key == "name" and not name:
-                    name = _loaded(buffer.text[start : place - 1]) or ""
-                    is_fault = not name
-                elif key in ARGUMENTS and first < 0:
-                    # The arguments are no object.
-                    is_fault = True
-
-                key = None
-            elif char == '"' and depth == 1 and key is None:
-                start = place - 1
-            elif char == ":" and depth == 1:
-                start = place
-            elif char == "[" and depth == 1:
-                is_fault = True
-            elif key in ARGUMENTS and char == "{" and depth == 2 and first < 0:
-                first = place - 1
-                passed_on = first
-            elif key in ARGUMENTS and char in "}]" and depth == 1 and end < 0 <= first:
-                end = place
-
-            is_fault = is_fault and not (name and first >= 0)
-
-        has_begun = name and first >= 0
-        if has_begun:
-            if passed_on == first:
-                yield ToolCall(name)
-
-            until = end if end >= 0 else place
+            until = call.arguments_end if call.arguments_end >= 0 else call.place
             if until > passed_on:
                 yield Arguments(buffer.text[passed_on:until])
                 passed_on = until
 
-        if is_over or is_fault or buffer.is_over:
-            text = buffer.take(place)
-            return None if has_begun else text
+        if call.is_over or call.is_fault or buffer.is_over:
+            text = buffer.take(call.place)
+            return None if call.has_begun else text
 
         yield None
+
+
+class _CallObject:
+    """What has been read of a call that is an object."""
+
+    def __init__(self) -> None:
+        # The place of the next character.
+        self.place = 0
+        self.is_over = False
+        # Whether the text is no such object.
+        self.is_fault = False
+        self.name = ""
+        # The places where the arguments begin and end. -1: they have not yet.
+        self.arguments_start = -1
+        self.arguments_end = -1
+
+        self._brackets = brackets_of_json()
+        # The key whose value is read, and the place where that key or its value begins.
+        self._key: str | None = None
+        self._start = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the name is known, and the arguments have begun."""
+        return self.name != "" and self.arguments_start >= 0
+
+    def read(self, text: str) -> None:
+        """Read on in the text, to its end, to the end of the object, or to a fault."""
+        while self.place < len(text) and not (self.is_over or self.is_fault):
+            is_fault = not self._read_character(text)
+            self.is_fault = is_fault and not self.has_begun
+
+    def _read_character(self, text: str) -> bool:
+        """Read a character. Returns whether it may be there."""
+        char = text[self.place]
+        was_quoted = bool(self._brackets.quote)
+        depth = self._brackets.read(char)
+        self.place += 1
+        if was_quoted:
+            ends_key = depth == 1 and self._key is None and not self._brackets.quote
+            if ends_key:
+                self._key = _loaded(text[self._start : self.place])
+                return self._key is not None
+
+            return depth > 0
+
+        self.is_over = depth == 0 and char in "}]"
+        if self.is_over or (char == "," and depth == 1):
+            return self._end_member(text)
+
+        if depth <= 0:
+            return char in SPACE
+
+        if depth == 1:
+            if char == '"' and self._key is None:
+                self._start = self.place - 1
+            elif char == ":":
+                self._start = self.place
+            elif char == "[":
+                # The object is a list.
+                return False
+            elif self._key in ARGUMENTS and char in "}]" and self.arguments_end < 0:
+                if self.arguments_start >= 0:
+                    self.arguments_end = self.place
+        elif depth == 2 and char == "{" and self._key in ARGUMENTS and self.arguments_start < 0:
+            self.arguments_start = self.place - 1
+
+        return True
+
+    def _end_member(self, text: str) -> bool:
+        """End a key and its value. Returns whether they may be there."""
+        key = self._key
+        self._key = None
+        if key == "name" and not self.name:
+            self.name = _loaded(text[self._start : self.place - 1]) or ""
+            return self.name != ""
+
+        # Arguments that have not begun are no object.
+        return key not in ARGUMENTS or self.arguments_start >= 0
 
 
 def json_call_list(buffer: AnswerBuffer) -> CallReading:

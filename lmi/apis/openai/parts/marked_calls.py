@@ -11,19 +11,19 @@ FENCE = "```"
 
 
 class Marks(NamedTuple):
-    """The marks of a form. A call stands behind one of `openings`.
+    """The marks of a form."""
 
-    If `again` is given, a block of calls begins with one of `openings` and each call in it with
-    `again`, which is enough where a model leaves out the former. The marks `closings` are dropped
-    between calls. If they `open_answer`, only the first thing in an answer is one. If they
-    `may_be_missing`, an answer that begins with a call's JSON has it.
-    """
-
+    # A call stands behind one of these.
     openings: tuple[str, ...]
     read_call: ReadCall
+    # They are dropped between calls.
     closings: tuple[str, ...] = ()
+    # If given, a block of calls begins with one of `openings`, and each call in it with this mark.
+    # The mark of the block may be missing.
     again: str = ""
+    # Whether they count only at the beginning of an answer.
     open_answer: bool = False
+    # Whether an answer that begins with the JSON of a call needs none.
     may_be_missing: bool = False
 
 
@@ -66,7 +66,9 @@ def marked_calls(buffer: AnswerBuffer, marks: Marks) -> Reading:
 
 
 def _calls(buffer: AnswerBuffer, marks: Marks, opening: str, dropped: str) -> Reading:
-    """Read calls and the marks between them. `dropped` is text after all if no call follows."""
+    """Read calls, and drop the marks between them. `dropped` is what was dropped before: if no call
+    follows, it was text after all.
+    """
     between = marks.closings
     if marks.again:
         between += (marks.again,)
