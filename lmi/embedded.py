@@ -78,8 +78,8 @@ def _beyond_one_process(resolved: Resolved) -> Iterator[str]:
     """Yield what these settings ask for that needs a supervisor."""
     config = resolved.config
     if resolved.request is not None:
-        for wanted in resolved.request.sources:
-            yield f"{wanted.source} is not here: allowed is a local folder (lmi pull fetches it)"
+        for missing in resolved.request.sources:
+            yield f"{missing.source} is not here: allowed is a local folder (lmi pull fetches it)"
 
     if config.user_code is not None or config.requirements is not None:
         yield f"{config.model.path} has code of its own, which only `lmi serve` runs"

@@ -183,8 +183,8 @@ class OptionsCommand(click.Command):
 
 
 def _is_about(flag: OptionFlag, topic: str | None) -> bool:
-    """Whether the help of a topic shows a flag: None is that of the short help, a word is searched
-    for.
+    """Whether the help on a topic shows a flag. No topic is the short help. Any word that names no
+    group is searched for in names and help.
     """
     if topic is None:
         return flag.row.key in COMMON
@@ -192,9 +192,12 @@ def _is_about(flag: OptionFlag, topic: str | None) -> bool:
     if topic in GROUPS:
         return flag.row.part == topic
 
+    if topic == ALL:
+        return True
+
     word = topic.strip("-").replace("_", "-").lower()
     texts = (*flag.opts, *flag.secondary_opts, flag.row.key, flag.row.help)
-    return topic == ALL or any(word in text.replace("_", "-").lower() for text in texts)
+    return any(word in text.replace("_", "-").lower() for text in texts)
 
 
 def _write_section(
@@ -322,9 +325,33 @@ def _text_in_file(value: object) -> str:
     return str(value)
 
 
+def _value_of_flag(ctx: click.Context, name: str, key: str, later_words: list[str]) -> str:
+    """Return the value of an engine's flag, and take it out of the words behind the flag. A switch
+    needs none.
+    """
+    next_word = later_words[0] if later_words else ""
+    is_no = name.startswith("--no-")
+    is_switch = is_no or SWITCH.match(key.removeprefix("option."))
+    if is_switch and next_word not in WORDS:
+        return str(not is_no).lower()
+
+    if re.match("-[^0-9.]", next_word):
+        raise click.UsageError(f"Option {name} requires an argument.", ctx)
+
+    return _next_word(ctx, name, later_words)
+
+
+def _next_word(ctx: click.Context, name: str, later_words: list[str]) -> str:
+    """Take the first of the words behind a flag. Raises UsageError if there is none."""
+    if not later_words:
+        raise click.UsageError(f"Option {name} requires an argument.", ctx)
+
+    return later_words.pop(0)
+
+
 def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
-    """Return the words with a value for --with-gateway where it has none, and a --set for each flag
-    of an engine.
+    """Return the words of the command line with a value for --with-gateway if it has none, and with
+    a --set for each flag of an engine. Raises UsageError for a flag without its value.
     """
     result = []
     later_words = list(words)
@@ -338,35 +365,28 @@ def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
             continue
 
         name, equals, text = word.partition("=")
-        is_whole = name.startswith("--") and name not in OURS
-        key = _key_of_engine(name) if is_whole else ""
-        if key:
-            is_no = name.startswith("--no-")
-            is_switch = is_no or SWITCH.match(key.removeprefix("option."))
-            if not equals and is_switch and next_word not in WORDS:
-                text = str(not is_no).lower()
-            elif not equals:
-                if not later_words or re.match("-[^0-9.]", next_word):
-                    raise click.UsageError(f"Option {name} requires an argument.", ctx)
+        is_flag = name.startswith("--")
+        key = ""
+        if is_flag and name not in OURS:
+            key = _key_of_engine(name)
 
-                text = later_words.pop(0)
+        if key:
+            if not equals:
+                text = _value_of_flag(ctx, name, key, later_words)
 
             result.append(f"--set={key}={text}")
             continue
 
-        is_dotted = name.startswith("--") and "." in name
-        key = _key_of_engine(name.partition(".")[0]) if is_dotted else ""
-        if not key:
+        if is_flag and "." in name:
+            key = _key_of_engine(name.partition(".")[0])
+
+        if key:
+            if not equals:
+                text = _next_word(ctx, name, later_words)
+
+            _put(parts.setdefault(key, {}), name.split(".")[1:], text)
+        else:
             result.append(word)
-            continue
-
-        if not equals:
-            if not later_words:
-                raise click.UsageError(f"Option {name} requires an argument.", ctx)
-
-            text = later_words.pop(0)
-
-        _put(parts.setdefault(key, {}), name.split(".")[1:], text)
 
     for key, value in parts.items():
         result.append(f"--set={key}={json.dumps(value)}")

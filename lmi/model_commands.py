@@ -30,11 +30,11 @@ def pull(name: str, revision: str | None) -> int:
     OWNER/NAME:Q4_K_M or OWNER/NAME/FILE.gguf, or s3://BUCKET/PREFIX or s3://BUCKET/FILE.gguf.
     """
     parse(name)
-    wanted = WantedSource(source=name, revision=revision, download_dir=str(_download_dir()))
+    source = WantedSource(source=name, revision=revision, download_dir=str(_download_dir()))
 
     with tempfile.TemporaryDirectory(prefix="lmi-pull-") as folder:
         state = Path(folder)
-        fetches.write(state / fetches.REQUEST, FetchRequest(sources=(wanted,)))
+        fetches.write(state / fetches.REQUEST, FetchRequest(sources=(source,)))
         words = ("lmi.sources.worker", str(state / fetches.REQUEST), str(state))
         process = subprocess.Popen([sys.executable, "-P", "-m", *words])
         try:

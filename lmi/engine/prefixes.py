@@ -204,9 +204,14 @@ def keys_of(request: Request) -> list[int]:
 
 def _root_of(request: Request) -> int:
     """Return a number for what keeps requests with the same tokens apart."""
-    adapter = None if request.lora_config is None else request.lora_config.name
-    if adapter is None and request.cache_salt is None and not request.images:
+    adapter = None
+    if request.lora_config is not None:
+        adapter = request.lora_config.name
+
+    is_plain = adapter is None and request.cache_salt is None
+    if is_plain and not request.images:
         return 0
 
     owner = msgspec.msgpack.encode((adapter, request.cache_salt, request.images))
-    return int.from_bytes(blake2b(owner, digest_size=WORD).digest(), "big")
+    digest = blake2b(owner, digest_size=WORD).digest()
+    return int.from_bytes(digest, "big")

@@ -156,16 +156,21 @@ async def serving(
     try:
         yield
     finally:
-        has_failed = not executor.can_enqueue_requests()
         dispatcher.is_closing = True
         record.phase = Phase.DRAINING
         listener.close()
-        deadline_s = time.monotonic() + FINISH_S
-        while dispatcher.num_requests and not has_failed and time.monotonic() < deadline_s:
-            await asyncio.sleep(0.02)
+        if executor.can_enqueue_requests():
+            await _wait_for_requests(dispatcher)
 
         if next_beat is not None:
             next_beat.cancel()
+
+
+async def _wait_for_requests(dispatcher: Dispatcher) -> None:
+    """Wait until no request is open, for FINISH_S at most."""
+    deadline_s = time.monotonic() + FINISH_S
+    while dispatcher.num_requests and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.02)
 
 
 def note_memory(executor: Executor, record: EngineRecord) -> None:

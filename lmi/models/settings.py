@@ -90,9 +90,11 @@ def resolve_model(
 
 def _start_inputs(path: str, server: ServerConfig, environ: Mapping[str, str]) -> StartInputs:
     """Return what decides about the settings of the model at a path."""
-    flags = {
-        key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL
-    }
+    flags: dict[str, str] = {}
+    for key, text in server.model_flags.items():
+        if _is_of_model(key) and key != MODEL:
+            flags[key] = text
+
     flags |= _of_server(server)
     # Of the names of other images the log tells at the start, and what names code for one model
     # ends it.

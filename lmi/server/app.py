@@ -220,7 +220,8 @@ class ErrorMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
+            return
 
         exchange_class = BufferedExchange if self._front_end.config.buffer_streams else Exchange
         exchange = exchange_class(scope, receive, send)
@@ -235,22 +236,9 @@ class ErrorMiddleware:
             exchange.id_headers.append(anthropic.REQUEST_ID)
 
         try:
-            self._access.check(exchange)
-            if self._end is not None:
-                raise self._end
-
-            service = self._models.only
-            async with exchange.deadline(None):
-                if service is not None and service.standards is not None:
-                    await self._pass_code(exchange, service, receive, send)
-                else:
-                    await self._app(scope, receive, send)
+            await self._pass_on(exchange, receive, send)
         except HTTPException as error:
-            # Starlette raises it where no route has the path (404) or the method (405).
-            why = openai.why_not_found(exchange.path) if error.status_code == 404 else ""
-            message = f"{error.detail}: {exchange.method} {shorten(exchange.path)}{why}"
-            headers = error.headers or {}
-            await self._refuse(exchange, LmiError(message), error.status_code, headers)
+            await self._refuse_route(exchange, error)
         except ClientGone:
             exchange.status = ClientGone.status
         except LmiError as error:
@@ -273,7 +261,28 @@ class ErrorMiddleware:
             if is_of_client:
                 self._finish(exchange)
 
-        return None
+    async def _pass_on(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        """Let the routes answer a request that may come here, or the model's code for AWS's
+        standards.
+        """
+        self._access.check(exchange)
+        if self._end is not None:
+            raise self._end
+
+        service = self._models.only
+        async with exchange.deadline(None):
+            if service is not None and service.standards is not None:
+                await self._pass_code(exchange, service, receive, send)
+            else:
+                await self._app(exchange.scope, receive, send)
+
+    async def _refuse_route(self, exchange: Exchange, error: HTTPException) -> None:
+        """Answer the error that Starlette raises if no route has the path (404) or the method
+        (405).
+        """
+        hint = openai.why_not_found(exchange.path) if error.status_code == 404 else ""
+        message = f"{error.detail}: {exchange.method} {shorten(exchange.path)}{hint}"
+        await self._refuse(exchange, LmiError(message), error.status_code, error.headers or {})
 
     async def _pass_code(
         self, exchange: Exchange, service: Service, receive: Receive, send: Send

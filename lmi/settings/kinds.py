@@ -129,8 +129,10 @@ def several(
 
     def parse(text: str) -> tuple[Any, ...]:
         values = tuple(kind.parse(part.strip()) for part in split(text))
-        if once is not None and len(set(map(once, values))) < len(values):
-            raise ValueError
+        if once is not None:
+            marks = {once(value) for value in values}
+            if len(marks) < len(values):
+                raise ValueError
 
         return tuple(dict.fromkeys(values))
 

@@ -61,18 +61,25 @@ class KeptModel:
 def kept_models(
     download_dir: Path, hub_cache: Path, catalogue: Mapping[str, PackagedModel] = CATALOGUE
 ) -> list[KeptModel]:
-    """Return what lies in both caches, sorted by its name."""
-    fetched = [*_of_catalogue(download_dir, catalogue), *_of_hub(hub_cache), *_of_s3(download_dir)]
-    opened = list(_of_gguf(download_dir))
-    models: list[KeptModel] = []
-    for model in fetched:
-        folder = model.folder.absolute()
-        opened_here = tuple(entry for entry in opened if Path(entry.name).is_relative_to(folder))
-        opened = [entry for entry in opened if entry not in opened_here]
-        num_bytes = model.num_bytes + sum(entry.num_bytes for entry in opened_here)
-        models.append(replace(model, num_bytes=num_bytes, opened=opened_here))
+    """Return what lies in both caches, sorted by its name. A folder that was made of a GGUF file
+    belongs to the model that has the file.
+    """
+    fetched_models: list[KeptModel] = []
+    fetched_models += _of_catalogue(download_dir, catalogue)
+    fetched_models += _of_hub(hub_cache)
+    fetched_models += _of_s3(download_dir)
 
-    return sorted([*models, *opened], key=lambda model: model.name)
+    models: list[KeptModel] = []
+    opened_models = list(_of_gguf(download_dir))
+    for model in fetched_models:
+        folder = model.folder.absolute()
+        opened_here = [file for file in opened_models if Path(file.name).is_relative_to(folder)]
+        opened_models = [file for file in opened_models if file not in opened_here]
+        num_bytes = model.num_bytes + sum(file.num_bytes for file in opened_here)
+        models.append(replace(model, num_bytes=num_bytes, opened=tuple(opened_here)))
+
+    models += opened_models
+    return sorted(models, key=lambda model: model.name)
 
 
 def _of_catalogue(

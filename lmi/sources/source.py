@@ -206,12 +206,12 @@ def chosen(
 
     chosen_paths: list[str] = []
     for siblings in paths_by_folder.values():
-        taken = [*TAKEN]
+        patterns = [*TAKEN]
         if trust_remote_code:
-            taken.append("*.py")
+            patterns.append("*.py")
 
         if allow_pickle and not any(path.endswith(SAFETENSORS) for path in siblings):
-            taken += [f"*{suffix}" for suffix in PICKLES]
+            patterns += [f"*{suffix}" for suffix in PICKLES]
 
         never = [*NEVER]
         if any(_matches(path, "model*.safetensors") for path in siblings):
@@ -219,7 +219,7 @@ def chosen(
 
         for path in siblings:
             is_original = PurePosixPath(path).parts[0] == ORIGINAL
-            if _matches(path, *taken) and not _matches(path, *never) and not is_original:
+            if _matches(path, *patterns) and not _matches(path, *never) and not is_original:
                 chosen_paths.append(path)
 
     return sorted(chosen_paths)

@@ -113,8 +113,10 @@ class ChildOutput:
     def _say(self, lines: Iterable[bytes]) -> None:
         for line in filter(None, lines):
             self._say_dropped()
-            cut = "…" if len(line) > MAX_LINE_BYTES else ""
-            text = line[:MAX_LINE_BYTES].decode("utf-8", "backslashreplace").rstrip() + cut
+            text = line[:MAX_LINE_BYTES].decode("utf-8", "backslashreplace").rstrip()
+            if len(line) > MAX_LINE_BYTES:
+                text += "…"
+
             self._log.log(level_of(text), "%s", text, extra=self._source)
 
     def _say_dropped(self) -> None:

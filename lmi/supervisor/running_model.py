@@ -1,4 +1,4 @@
-"""A model that runs: its processes, and whether it is ready."""
+"""A model that runs: its processes, and whether it can answer."""
 
 from lmi.runtime import LoadReport, Runtime
 from lmi.shared.state import Block, Phase
@@ -9,8 +9,8 @@ from lmi.supervisor.kinds import engine
 
 
 class RunningModel:
-    """The processes of one model: engines or user code, and formatters. This one stays as long as
-    the server.
+    """The processes of one model: engines or user code, and formatters. It stays as long as the
+    server; the one of several models does not (`models/follower.py`).
     """
 
     def __init__(self, runtime: Runtime, cores: Cores | None = None) -> None:
@@ -27,12 +27,14 @@ class RunningModel:
         return has_formatters and any(record.phase == Phase.READY for record in self.block.engines)
 
     def report(self) -> LoadReport:
+        """Return what an engine that is ready has said of its load."""
         ready_slots = (
             slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY
         )
         return self.runtime.read_report(next(ready_slots))
 
     def look(self, now: float) -> None:
+        """Take the next step of its life: it is ready."""
         if self._phase == Phase.LOADING and self.is_ready:
             self._enter(Phase.READY)
 
@@ -51,11 +53,18 @@ class RunningModel:
 
 def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list[Child]:
     """Return the children of one model. `cores` are the cores that its processes are bound to."""
-    code = user_code(runtime, cores)
-    model = code if runtime.config.is_user_code else engine(runtime, cores)
-    replicas = [Child(model, slot, record) for slot, record in enumerate(block.engines)]
-    for child in replicas:
-        child.others = [record for record in block.engines if record is not child.record]
+    kind_of_code = user_code(runtime, cores)
+    kind_of_replicas = kind_of_code
+    if not runtime.config.is_user_code:
+        kind_of_replicas = engine(runtime, cores)
 
-    formatters = [Child(code, slot, record) for slot, record in enumerate(block.formatters)]
-    return [*replicas, *formatters]
+    children: list[Child] = []
+    for slot, record in enumerate(block.engines):
+        replica = Child(kind_of_replicas, slot, record)
+        replica.others = [other for other in block.engines if other is not record]
+        children.append(replica)
+
+    for slot, record in enumerate(block.formatters):
+        children.append(Child(kind_of_code, slot, record))
+
+    return children

@@ -426,9 +426,14 @@ class Supervisor:
         """Begin the drain at the end of `drain_delay`, in which `/ping` has said that the server
         leaves.
         """
-        least_s = LEAST_LEAVING_S if self._block.supervisor.heir else 0.0
-        delay_s = max(self._config.drain_delay_s, least_s)
-        if self._phase == Phase.LEAVING and self._pauses.ran_s(self._phase_s, now) >= delay_s:
+        if self._phase != Phase.LEAVING:
+            return
+
+        delay_s = self._config.drain_delay_s
+        if self._block.supervisor.heir:
+            delay_s = max(delay_s, LEAST_LEAVING_S)
+
+        if self._pauses.ran_s(self._phase_s, now) >= delay_s:
             self._begin_drain("", notice_s=0.0)
 
     def _begin_drain(self, reason: str, notice_s: float) -> None:

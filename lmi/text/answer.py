@@ -59,7 +59,7 @@ class AnswerText:
         With a `finish_reason` the last Token gets the text that was held back. If the Result has no
         tokens, an additional Token with the last id gets it.
         """
-        # Nearly every Result has one token, and nothing else to look at.
+        # Nearly every Result has one token, and nothing else to consider.
         has_nothing_else = self._stop is None and top is None and finish_reason is NOT_FINISHED
         if has_nothing_else and len(ids) == 1:
             self._last_id = token_id = ids[0]

@@ -108,6 +108,7 @@ class Tokenizer:
 
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         names = (backend.id_to_token(token_id) or "" for token_id in range(self.vocab_size))
+        # The most characters of a token's name, and so of the text that it encodes.
         self.max_token_chars = max(map(len, names), default=1)
 
         # How many characters this turn of the event loop may still encode.
@@ -247,13 +248,18 @@ class Tokenizer:
         """Return all encodings of a word: with and without a space before it, at the beginning of a
         text and inside it.
         """
-        bare = word.lstrip(" ") or word
-        encodings: list[list[int]] = []
-        for spelled in (bare, " " + bare):
-            encodings.append(self.encode(spelled, add_special_tokens=False))
-            encodings.append(self._encode_inside(spelled) or [])
+        bare_word = word.lstrip(" ") or word
+        # A dictionary keeps each encoding once, in the order of these.
+        encodings: dict[tuple[int, ...], None] = {}
+        for text in (bare_word, " " + bare_word):
+            for ids in (
+                self.encode(text, add_special_tokens=False),
+                self._encode_inside(text),
+            ):
+                if ids:
+                    encodings[tuple(ids)] = None
 
-        return list(dict.fromkeys(tuple(ids) for ids in encodings if ids))
+        return list(encodings)
 
     async def spellings_async(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the spellings of all words. Each takes four encodings, so a thread encodes more

@@ -161,8 +161,11 @@ class UserCode:
         if adapter is None:
             return self._formatters
 
-        own = self._code_of(adapter)
-        return Formatters(own.read or self._formatters.read, own.write or self._formatters.write)
+        formatters = self._code_of(adapter)
+        return Formatters(
+            formatters.read or self._formatters.read,
+            formatters.write or self._formatters.write,
+        )
 
     def read_input(
         self, properties: Mapping[str, str], body: bytes, adapter: AdapterCode | None = None

@@ -31,13 +31,14 @@ WORDS = (
 
 
 def of_file(path: Path, max_tokens: int) -> Iterator[Ask]:
-    """Yield each line, and the first again after the last. A line is a text, or an object with
-    prompt and max_tokens.
+    """Yield the prompts of a file without end: each line, and after the last the first again. A
+    line is a text, or an object with prompt and max_tokens.
 
-    Raises ClickException for a file without prompts and for a line that begins as an object and is
+    Raises ClickException for a file without prompts, and for a line that begins as an object and is
     none.
     """
-    lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    text = path.read_text(encoding="utf-8-sig")
+    lines = [line for line in text.splitlines() if line.strip()]
     asks = [_ask_of(line, number, max_tokens) for number, line in enumerate(lines, 1)]
     if not asks:
         raise click.ClickException(f"{path}: no prompts")

@@ -134,12 +134,12 @@ def memory(engine: EngineRecord) -> dict[str, int] | None:
     if not engine.weights_bytes:
         return None
 
-    held = engine.weights_bytes + engine.kv_cache_touched_bytes
+    model_bytes = engine.weights_bytes + engine.kv_cache_touched_bytes
     return {
         "weights_bytes": engine.weights_bytes,
         "kv_cache_reserved_bytes": engine.kv_cache_bytes,
         "kv_cache_touched_bytes": engine.kv_cache_touched_bytes,
-        "rest_bytes": max(0, engine.process_bytes - held),
+        "rest_bytes": max(0, engine.process_bytes - model_bytes),
     }
 
 

@@ -307,11 +307,11 @@ def inner_scope(outer: Exchange, ask: AskServer) -> Scope:
 
 def _with_length(headers: list[Field], num_bytes: int) -> list[Field]:
     """Return the headers with the length that the body has now, which code may have changed."""
-    kept = [(name, value) for name, value in headers if name not in OF_SERVER]
+    fields = [(name, value) for name, value in headers if name not in OF_SERVER]
     if num_bytes:
-        kept.append((b"content-length", str(num_bytes).encode()))
+        fields.append((b"content-length", str(num_bytes).encode()))
 
-    return kept
+    return fields
 
 
 def _is_whole(head: AppStart) -> bool:

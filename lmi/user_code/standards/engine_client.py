@@ -186,9 +186,12 @@ class ServerTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread()
-        given = [(name.lower(), value) for name, value in request.headers.raw if name != b"Host"]
-        names = {name for name, _ in given}
-        headers = given + [field for field in headers_of_client() if field[0] not in names]
+        headers = [(name.lower(), value) for name, value in request.headers.raw if name != b"Host"]
+        names = {name for name, _ in headers}
+        for name, value in headers_of_client():
+            if name not in names:
+                headers.append((name, value))
+
         path = request.url.path
         question = await asking(request.method, path, headers, body, request.url.query)
         answer = await question.answer()
