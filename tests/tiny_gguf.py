@@ -1,9 +1,11 @@
 """The checkpoints of `tiny_models.py` as GGUF files, by the rules of llama.cpp's converter."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
@@ -12,6 +14,8 @@ from lmi.shared.gguf_file import ValueKind
 from tests.gguf_files import Typed, Written, floats, write_gguf
 from tests.tiny_models import tiny_model
 
+# The numbers of a block.
+BLOCK = 32
 ARCHITECTURES = {
     "llama": "llama",
     "llama_bias": "llama",
@@ -61,17 +65,51 @@ PARTS = {
 }
 
 
-def write_tiny_gguf(family: str, file: Path, extra: dict[str, Any] | None = None) -> Path:
-    """Write the checkpoint of a family, and `extra` pairs of metadata."""
+# The types that gguf's own library writes.
+TYPES_OF_BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+
+
+def write_tiny_gguf(
+    family: str,
+    file: Path,
+    extra: dict[str, Any] | None = None,
+    *,
+    in_blocks: bool = False,
+) -> Path:
+    """Write the checkpoint of a family, and `extra` pairs of metadata.
+
+    With `in_blocks` each weight is in blocks of the next type, but for those with rows of no whole
+    blocks.
+    """
     folder = tiny_model(family)
     kind = ARCHITECTURES[family]
     tensors = {
         name: floats(array)
         for name, array in _renamed(family, kind, load_file(folder / "model.safetensors")).items()
     }
+    if in_blocks:
+        tensors = _in_blocks(tensors)
+
     if family == "llama3":
         tensors["rope_freqs.weight"] = _factors(folder)
     return write_gguf(file, _metadata(family, kind, folder) | (extra or {}), tensors)
+
+
+def _in_blocks(tensors: dict[str, Written]) -> dict[str, Written]:
+    types = itertools.cycle(TYPES_OF_BLOCKS)
+    written: dict[str, Written] = {}
+    for name, tensor in tensors.items():
+        is_weight = len(tensor.shape) == 2 and "position" not in name
+        if not is_weight or tensor.shape[1] % BLOCK:
+            written[name] = tensor
+            continue
+
+        kind = next(types)
+        numbers = np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
+        data = gguf.quantize(numbers, gguf.GGMLQuantizationType[kind])
+        written[name] = Written(kind, tensor.shape, data.tobytes())
+
+    return written
 
 
 def _factors(folder: Path) -> Written:
