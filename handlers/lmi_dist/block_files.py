@@ -55,7 +55,7 @@ class _Copy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _BlockFile:
     """A file of the folder."""
 
     path: str
@@ -223,7 +223,7 @@ class BlockFiles:
             if self._num_bytes <= SHARE_KEPT * self._max_bytes:
                 return
 
-    def _all(self) -> Iterator[_Found]:
+    def _all(self) -> Iterator[_BlockFile]:
         """The blocks of all models. What a killed process has left is removed."""
         ended_ns = time.time_ns() - int(UNFINISHED_S * 1e9)
         for folder in _entries(self._shared):
@@ -244,7 +244,7 @@ class BlockFiles:
                 if name[1] and status.st_mtime_ns < ended_ns:
                     _remove(file.path)
                 else:
-                    yield _Found(file.path, status.st_size, status.st_mtime_ns)
+                    yield _BlockFile(file.path, status.st_size, status.st_mtime_ns)
 
 
 def _read(path: str, digest: bytes, content: Array) -> str:
@@ -262,9 +262,9 @@ def _read(path: str, digest: bytes, content: Array) -> str:
             return f"it is a block of {num_bytes} bytes, not of {content.size}"
 
         num_read = 0
-        rest = content.data
+        memory = content.data
         while num_read < num_bytes:
-            num_more = file.readinto(rest[num_read:])
+            num_more = file.readinto(memory[num_read:])
             if not num_more:
                 return f"it ends after {num_read} of {num_bytes} bytes"
 

@@ -34,8 +34,10 @@ CONVERTED_FOLDER = (
     "a checkpoint that was converted for TensorRT's engines: name the folder that it was converted "
     "from, as Hugging Face has it"
 )
+# The key that says which class of a union an object is.
 WORD = "decoding_type"
 QUEUE_POLICY = "waiting_queue_policy"
+# By option of lmi: the argument of LLM that it sets.
 ARGUMENTS = {f"option.{OPTION_OF[field]}": argument for field, argument in options.OURS.items()}
 
 log = logging.getLogger("lmi.trtllm")
@@ -54,8 +56,8 @@ class ArgumentSetting:
 
 
 def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> dict[str, Any]:
-    """The keyword arguments of `tensorrt_llm.LLM`, all of the types of its fields. Warnings go to
-    the log.
+    """Return the keyword arguments of `tensorrt_llm.LLM`, all of the types of its fields. Warnings
+    go to the log.
 
     Raises BadConfiguration with one line for each fault, ModelUnusable for a folder that LLM cannot
     read, SecurityRefused for weights that would be unpickled.
@@ -89,17 +91,7 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> di
     if faults:
         raise BadConfiguration("\n".join(faults))
 
-    max_prompt = typed.get("max_input_len")
-    max_length = typed.get("max_seq_len")
-    if max_prompt is not None and max_length is not None and max_prompt >= max_length:
-        log.warning(
-            "%s: a prompt has at most %d tokens, because prompt and answer together have at most "
-            "%d (option.max_model_len, which option.max_output_len sets too)",
-            named(config, "max_input_len"),
-            max_length - 1,
-            max_length,
-        )
-
+    _warn_of_lengths(typed, config)
     # Guides need the tokenizer.
     defaults = {} if typed.get("skip_tokenizer_init") else DEFAULTS
     # A search may answer once, at its end. Its iterations show that it goes on.
@@ -107,6 +99,22 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> di
         defaults = {**defaults, "enable_iter_perf_stats": True}
 
     return {**defaults, **typed, "dtype": DTYPES[config.dtype], "model": model_path}
+
+
+def _warn_of_lengths(typed: Mapping[str, Any], config: EngineConfig) -> None:
+    """Log that a prompt may not be as long as an option says, if that is so."""
+    max_prompt = typed.get("max_input_len")
+    max_length = typed.get("max_seq_len")
+    if max_prompt is None or max_length is None or max_prompt < max_length:
+        return
+
+    log.warning(
+        "%s: a prompt has at most %d tokens, because prompt and answer together have at most "
+        "%d (option.max_model_len, which option.max_output_len sets too)",
+        named(config, "max_input_len"),
+        max_length - 1,
+        max_length,
+    )
 
 
 def _check_folder(folder: Path, config: EngineConfig) -> None:
@@ -130,10 +138,10 @@ def _check_folder(folder: Path, config: EngineConfig) -> None:
 
 
 def _check_quantisation(folder: Path, stored: Mapping[str, Any], config: EngineConfig) -> None:
-    """The method that option.quantize names must be the one that the checkpoint has."""
-    optimised = _json(folder / "hf_quant_config.json").get("quantization") or {}
-    quantised = stored.get("quantization_config") or {}
-    stored_method = optimised.get("quant_algo") or quantised.get("quant_method")
+    """Raise BadConfiguration unless option.quantize names the method that the checkpoint has."""
+    of_optimizer = _json(folder / "hf_quant_config.json").get("quantization") or {}
+    of_config = stored.get("quantization_config") or {}
+    stored_method = of_optimizer.get("quant_algo") or of_config.get("quant_method")
 
     method = str(config.quantize)
     option = named(config, "quantize", method)
@@ -145,7 +153,7 @@ def _check_quantisation(folder: Path, stored: Mapping[str, Any], config: EngineC
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """The object in a file, or an empty one, because LLM reports a fault of the file better."""
+    """Return the object in a file, or an empty one: LLM reports a fault of the file better."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError):
@@ -155,7 +163,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _from_fields(config: EngineConfig) -> list[ArgumentSetting]:
-    """What the fields of an EngineConfig say that are arguments too."""
+    """Return what the fields of an EngineConfig say that are arguments too."""
     settings = []
     for field, argument in options.OURS.items():
         value = getattr(config, field)
@@ -166,16 +174,20 @@ def _from_fields(config: EngineConfig) -> list[ArgumentSetting]:
 
 
 def _from_options(config: EngineConfig, version: str, faults: list[str]) -> list[ArgumentSetting]:
-    """What the options say that have no field of their own in an EngineConfig."""
-    settings = []
+    """Return what the options say that have no field of their own in an EngineConfig.
+
+    Adds a line to `faults` for each fault.
+    """
+    settings: list[ArgumentSetting] = []
     for name, text in config.options.items():
         if name in options.FORBIDDEN or name in options.IGNORED:
             continue
 
         target = options.TRANSLATED.get(name, name)
         target = ARGUMENTS.get(target, target)
+        reader = options.READ.get(name, options.parsed)
         try:
-            value = options.READ.get(name, options.parsed)(text)
+            value = reader(text)
         except ValueError as error:
             faults.append(f"{named(config, name, text)}: allowed is {error}")
             continue
@@ -200,26 +212,30 @@ def _from_options(config: EngineConfig, version: str, faults: list[str]) -> list
 
 
 def _with_lora(settings: list[ArgumentSetting], config: EngineConfig) -> list[ArgumentSetting]:
-    """LLM takes adapters just where there is a lora_config, which its defaults make, whatever
-    enable_lora says.
+    """Return the settings with a lora_config just where option.enable_lora says so.
+
+    LLM takes adapters where there is one, whatever its own argument enable_lora says.
     """
     of_lora = [setting for setting in settings if setting.target.startswith("lora_config")]
-    if is_enabled(config.options):
-        return (
-            settings if of_lora else [*settings, ArgumentSetting("enable_lora", "lora_config", {})]
-        )
+    if not is_enabled(config.options):
+        for option in sorted({setting.option for setting in of_lora}):
+            log.warning("%s: has no effect without option.enable_lora=true", named(config, option))
 
-    for option in sorted({setting.option for setting in of_lora}):
-        log.warning("%s: has no effect without option.enable_lora=true", named(config, option))
+        return [setting for setting in settings if setting not in of_lora]
 
-    return [setting for setting in settings if setting not in of_lora]
+    if of_lora:
+        return settings
+
+    # LLM's defaults make the whole of it.
+    return [*settings, ArgumentSetting("enable_lora", "lora_config", {})]
 
 
 def _by_argument(
     settings: list[ArgumentSetting], config: EngineConfig, faults: list[str]
 ) -> dict[str, dict[str, ArgumentSetting]]:
-    """Each argument with its fields; the field "" is the whole argument. Two options for one of
-    them must agree.
+    """Return the settings by argument and field, where the field "" is the whole argument.
+
+    Two options for the same must agree; else a line is added to `faults`.
     """
     by_argument: dict[str, dict[str, ArgumentSetting]] = {}
     for setting in settings:
@@ -242,10 +258,13 @@ def _by_argument(
 def _rival_of(
     setting: ArgumentSetting, field: str, fields: Mapping[str, ArgumentSetting]
 ) -> ArgumentSetting | None:
-    """One of the `fields` that sets the same as a setting of this field, to another value."""
+    """Return one of the `fields` that sets the same as a setting of this field, to another
+    value.
+    """
+    value = str(setting.value).lower()
     for rival_field, rival in fields.items():
-        set_the_same = rival_field == field or "" in (rival_field, field)
-        if set_the_same and str(rival.value).lower() != str(setting.value).lower():
+        sets_the_same = rival_field == field or "" in (rival_field, field)
+        if sets_the_same and str(rival.value).lower() != value:
             return rival
 
     return None
@@ -269,25 +288,29 @@ def _typed(
     version: str,
     faults: list[str],
 ) -> Any:
-    """The value of one argument as its field's type. Adds a line to `faults` for each fault."""
+    """Return the value of one argument as its field's type. Adds a line to `faults` for each
+    fault.
+    """
     whole = fields.get("")
+    value: Any
     if whole is not None:
         value = whole.value
     else:
         value = {field: setting.value for field, setting in fields.items()}
 
-    first = next(iter(fields.values())).option
+    first_setting = next(iter(fields.values()))
     try:
         return _read(name, value)
     except ValidationError as error:
         for fault in error.errors():
             place = [str(part) for part in fault["loc"]]
-            setting = fields.get(place[0] if place else "", whole)
-            option = setting.option if setting else first
+            faulty_field = place[0] if place else ""
+            setting = fields.get(faulty_field, whole) or first_setting
             reason = _reason(name, place, fault, version)
-            faults.append(f"{named(config, option)}: {reason}")
+            faults.append(f"{named(config, setting.option)}: {reason}")
     except (TypeError, ValueError) as error:
-        faults.append(f"{named(config, first)}: {shorten(str(error), 200)[1:-1]}")
+        text = shorten(str(error), 200)[1:-1]
+        faults.append(f"{named(config, first_setting.option)}: {text}")
 
     return None
 

@@ -1,5 +1,5 @@
-"""TensorRT-LLM's `LLM`, driven by an event loop on its own thread. After a cancel nobody waits for
-it.
+"""TensorRT-LLM's `LLM`, driven by an event loop on its own thread, which has a task for each
+sequence.
 """
 
 import asyncio
@@ -70,12 +70,11 @@ class TrtllmWork:
 
 
 class Statistics:
-    """The statistics that TensorRT-LLM keeps of its iterations, if it is asked to
-    (`enable_iter_perf_stats`).
+    """What TensorRT-LLM reports of its iterations, if it is asked to (`enable_iter_perf_stats`).
 
-    They come late, with parts that may be missing. An iteration shows that the engine goes on while
-    no request gets a token, as in a long prompt. The event loop writes it, and the executor's
-    thread reads it.
+    Reports come late, and parts of them may be missing. An iteration shows that the engine goes on
+    while no request gets a token, as in a long prompt. The event loop writes here, and the
+    executor's thread reads.
     """
 
     def __init__(self) -> None:
@@ -132,7 +131,9 @@ class TrtllmEngine(EngineLoop):
             self.begin("statistics", self._statistics.read(self._llm))
 
     def argument(self, name: str) -> Any:
-        """What the engine runs with. None also for what its line does not know."""
+        """Return an argument that the engine runs with, or None if this version does not know
+        it.
+        """
         return getattr(self._llm.args, name, None)
 
     @property
@@ -167,8 +168,8 @@ class TrtllmEngine(EngineLoop):
         return None
 
     def load(self) -> EngineLoad:
-        """The first sequences count as running, as many as fit: TensorRT-LLM does not
-        say which do.
+        """Return how busy the engine is. The first sequences count as running, as many as fit:
+        TensorRT-LLM does not say which do.
         """
         return EngineLoad(self.max_num_sequences, kv_cache=self._statistics.kv_cache)
 
@@ -214,6 +215,7 @@ class TrtllmEngine(EngineLoop):
     # The event loop.
 
     async def _follow(self, work: TrtllmWork) -> None:
+        """Run a sequence to its end. An error ends it alone, or the engine too."""
         try:
             await self._run(work)
         except OF_ONE_REQUEST as error:
@@ -253,7 +255,7 @@ class TrtllmEngine(EngineLoop):
 
 
 def _new_of(cursor: Cursor, step: RequestOutput) -> SequenceOutput | None:
-    """What is new after a step. A form that is not known ends the request, and no other."""
+    """Return what is new after a step. A form that is not known ends this request alone."""
     try:
         return cursor.read(step)
     except OutputFault:
@@ -264,8 +266,9 @@ def _new_of(cursor: Cursor, step: RequestOutput) -> SequenceOutput | None:
 
 
 def ranks() -> Processes:
-    """The processes that compute, as MPI's pool and Python's own start them. They end with this
-    process.
+    """Return the processes that compute, which MPI's pool or Python's own has started.
+
+    They end with this process.
     """
     pids = []
     for pid in processes.descendants(os.getpid()):

@@ -54,7 +54,7 @@ class Faults:
         self.path = f"/proc/{os.getpid()}/fd/{self._write_fd}"
 
     def take(self) -> dict[str, GenerationFailed]:
-        """The new faults, by the names of their sequences."""
+        """Return the new faults, by the names of their sequences."""
         lines = b""
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self._read_fd, 1 << 16):
@@ -68,11 +68,11 @@ class Faults:
         return faults
 
     def end(self, outputs: Iterable[SequenceOutput]) -> tuple[list[SequenceOutput], list[str]]:
-        """End the sequences with new faults. Returns the outputs as they are then, and the names of
-        these sequences.
+        """End the sequences with new faults. Returns the outputs with these ends, and the names of
+        the sequences.
 
-        A fault is written before the token is drawn, so a token after it comes with it or later and
-        is dropped.
+        A fault is written before its token is drawn. So that token comes together with the fault or
+        later, and is dropped.
         """
         faults = self.take()
         results = [output for output in outputs if output.id not in faults]
@@ -93,9 +93,9 @@ class PostProcessor:
     lmi.executor.
 
     The engine calls it with its own request id, the logits (num_beams, 1, vocab), the tokens of
-    each beam together with the prompt, and two arguments that are always None; with its overlap
-    scheduler the last token is not among them. It ignores its own batched form, so the batched
-    function is called with a batch of one.
+    each beam together with the prompt, and two arguments that are always None. With the engine's
+    overlap scheduler the last token would not be among them. The engine ignores its own batched
+    form, so the batched function is called with a batch of one.
     """
 
     file: str
@@ -187,8 +187,9 @@ class BadWords:
 
 
 def _rows(changed: object, rows: Tensor) -> Tensor:
-    """What a function gave back, or the rows that it changed in place. Raises ValueError if it has
-    another shape.
+    """Return what a function gave back, or the rows that it changed in place.
+
+    Raises ValueError if it has another shape.
     """
     if changed is None:
         return rows
@@ -206,7 +207,7 @@ def _loaded(file: str) -> LogitsPostProcessorConfig:
 
 
 def file_of(config: EngineConfig, model_path: str) -> str | None:
-    """The file of post-processors that an option names, in the model's folder."""
+    """Return the file of post-processors that an option names, in the model's folder."""
     name = config.logits_post_processors
     if name is None:
         return None
@@ -215,8 +216,9 @@ def file_of(config: EngineConfig, model_path: str) -> str | None:
 
 
 def arguments(file: str | None, llm_arguments: Mapping[str, Any]) -> dict[str, bool]:
-    """What LLM needs for post-processors beside its other arguments. Raises BadConfiguration if an
-    option says otherwise.
+    """Return what LLM needs for post-processors beside its other arguments.
+
+    Raises BadConfiguration if an option says otherwise.
     """
     if file is None:
         return {}
@@ -232,9 +234,7 @@ def arguments(file: str | None, llm_arguments: Mapping[str, Any]) -> dict[str, b
 
 
 def names(file: str | None) -> tuple[str, ...]:
-    """The names that a request may give. Raises ModelUnusable for a wrong file, which so stops the
-    start.
-    """
+    """Return the names that a request may give. Raises ModelUnusable for a wrong file."""
     if file is None:
         return ()
 
@@ -254,7 +254,9 @@ def check(request: Request, *, sees_tokens: bool) -> None:
 
 
 def of(sequence: Sequence, file: str | None, faults: str) -> list[PostProcessor | BadWords] | None:
-    """The objects of a sequence in the order of their calls, or None if it needs none."""
+    """Return what changes the logits of a sequence, in the order of the calls, or None if nothing
+    does.
+    """
     request = sequence.request
     num_prompt_tokens = sequence.num_prompt_tokens
     processors: list[PostProcessor | BadWords] = []

@@ -14,8 +14,7 @@ OUT_OF_MEMORY = (
     "option.tensor_parallel_degree higher"
 )
 FROM_THE_IMAGE = "serve from the image of target trtllm"
-# What the most telling error in a chain says, in the order in which they are looked for, and what
-# helps.
+# Patterns of what errors say, the most telling first, and what helps.
 ADVICE = {
     r"Unknown architecture for|architecture \S+ is not supported": (
         "its PyTorch engine has no such model: take option.rolling_batch=vllm, or a newer "
@@ -48,8 +47,9 @@ ADVICE = {
 
 
 def explained(error: BaseException, model: str, config: EngineConfig) -> StartError:
-    """Explain `error`, which ended the start. A process of TensorRT-LLM reports its own as the
-    cause of another.
+    """Return the error that explains `error`, which ended the start.
+
+    The telling one may be among its causes: a process of TensorRT-LLM reports its error so.
     """
     if isinstance(error, StartError):
         return error
@@ -76,7 +76,9 @@ class _Reason(NamedTuple):
 
 
 def _known_reason(chain: list[BaseException]) -> _Reason | None:
-    """The most telling of the errors, or None if there is no advice for any."""
+    """Return the reason in the most telling of the errors, or None if there is no advice for
+    any.
+    """
     for pattern, advice in ADVICE.items():
         for linked in chain:
             text = _text(linked)
@@ -92,7 +94,10 @@ def _known_reason(chain: list[BaseException]) -> _Reason | None:
 def _linked(
     error: BaseException, before: Callable[[BaseException], BaseException | None]
 ) -> list[BaseException]:
-    """The error and those that led to it, each after the one that it caused."""
+    """Return the error and those that led to it, each behind the one that it caused.
+
+    `before` says which error has caused one.
+    """
     chain: list[BaseException] = []
     earlier: BaseException | None = error
     while earlier is not None and earlier not in chain:

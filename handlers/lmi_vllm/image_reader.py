@@ -102,9 +102,9 @@ class ImageReader(Preparation[Any]):
         """
         error = num_pixels.exception()
         if error is None:
-            read = partial(self._read, request, reading)
+            work = partial(self._read, request, reading)
             price = num_pixels.result()
-            self._turns.submit(request.client_id, read, reading, price, start)
+            self._turns.submit(request.client_id, work, reading, price, start)
         elif reading.set_running_or_notify_cancel():
             reading.set_exception(error)
 
