@@ -29,7 +29,7 @@ def free_port() -> int:
 class Server:
     port: int
     process: subprocess.Popen[bytes]
-    # From its start to its first 200
+    # From its start to its first 200.
     start_s: float = 0.0
 
     def pid(self, role: str) -> int:
@@ -46,9 +46,11 @@ def has_title(pid: int, start: str) -> bool:
     of the name.
     """
     command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    return command.startswith(start) or Path(f"/proc/{pid}/comm").read_text().strip().startswith(
-        start[:15]
-    )
+    if command.startswith(start):
+        return True
+
+    name = Path(f"/proc/{pid}/comm").read_text().strip()
+    return name.startswith(start[:15])
 
 
 def family(pid: int) -> list[int]:
@@ -57,9 +59,13 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """The CPU seconds of a process and all its threads so far, from the scheduler's nanoseconds."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    """Return the CPU seconds of a process and all its threads so far."""
+    nanoseconds = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        fields = (task / "schedstat").read_text().split()
+        nanoseconds += int(fields[0])
+
+    return nanoseconds / 1e9
 
 
 def rss_mb(pid: int) -> float:
@@ -81,15 +87,16 @@ def process(
     """Run a server until the block ends; it is ready when `health` is 200. A variable that is None
     is removed.
     """
-    # Empty, so that the name of a model names no folder in it
+    # It is empty, so that the name of a model names no folder in it.
     folder = tempfile.TemporaryDirectory()
-    # Read after a failure
+    # It is read after a failure.
     output = tempfile.TemporaryFile()
-    variables = {**os.environ, **(environ or {})}
+    all_variables = {**os.environ, **(environ or {})}
+    variables = {name: value for name, value in all_variables.items() if value is not None}
     began_s = time.monotonic()
     child = subprocess.Popen(
         command,
-        env={name: value for name, value in variables.items() if value is not None},
+        env=variables,
         stdout=output,
         stderr=output,
         cwd=folder.name,
@@ -110,7 +117,7 @@ def process(
 def stop(child: subprocess.Popen[bytes], timeout_s: float = 40.0) -> None:
     """Send SIGTERM to the server, then kill the processes that it leaves behind."""
     pidfds = []
-    # One may have ended
+    # A process may have ended.
     with suppress(OSError):
         pidfds = [os.pidfd_open(pid) for pid in family(child.pid)]
 
@@ -157,5 +164,8 @@ def lmi(
     for name, value in {"log_level": "WARNING", **properties}.items():
         command += ["--set", f"{name}={value}"]
 
-    with process([*command, *([model] if model else [])], port, environ) as server:
+    if model:
+        command.append(model)
+
+    with process(command, port, environ) as server:
         yield server

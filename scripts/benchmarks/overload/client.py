@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 
@@ -23,20 +23,23 @@ from scripts.benchmarks.overload.records import Record
 
 PING_EVERY_S = 0.05
 PING_TIMEOUT_S = 10.0
-# Servers close connections that were idle for longer
+# A connection that was idle for longer may be closed by the server.
 MAX_IDLE_S = 2.0
+# The least pause after a refusal.
 MIN_RETRY_S = 0.1
 
 
 @dataclass(frozen=True)
 class User:
-    """A closed-loop client: its requests, when it begins, how long it pauses after an answer and at
-    most a refusal.
-    """
+    """A closed-loop client."""
 
+    # Its requests, one after another.
     asks: Iterator[Ask]
+    # When it begins.
     begin_s: float = 0.0
+    # How long it pauses after an answer.
     pause_s: float = 0.0
+    # How long it pauses at most after a refusal.
     max_retry_s: float = 2.0
 
 
@@ -47,11 +50,19 @@ class Phase:
     records: list[Record]
     pings_s: list[float]
     num_bad_pings: int
-    # How late the driver sent its requests
+    # How late the driver sent its requests.
     late_s: list[float]
+    # How many cores the driver took.
     driver_cores: float
-    # Of all processes but the driver and the server, if this is its child
+    # How many all processes took but the driver and the server; NaN unless it was started here.
     foreign_cores: float
+
+
+class IdleConnection(NamedTuple):
+    """A connection that waits for its next request, and since when."""
+
+    since_s: float
+    connection: Connection
 
 
 class Clients:
@@ -59,18 +70,20 @@ class Clients:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._idle: list[tuple[float, Connection]] = []
+        self._idle: list[IdleConnection] = []
         self.asked: list[Asked] = []
         self.pings_s: list[float] = []
         self.num_bad_pings = 0
 
     async def connection(self) -> Connection:
+        """Return an idle connection, or a new one."""
         while self._idle:
-            since_s, connection = self._idle.pop()
-            if connection.is_open and time.perf_counter() - since_s < MAX_IDLE_S:
-                return connection
+            idle = self._idle.pop()
+            is_fresh = time.perf_counter() - idle.since_s < MAX_IDLE_S
+            if idle.connection.is_open and is_fresh:
+                return idle.connection
 
-            connection.close()
+            idle.connection.close()
 
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
@@ -98,12 +111,12 @@ class Clients:
             if sent.has_left or sent.reason:
                 connection.close()
             else:
-                self._idle.append((sent.end_s, connection))
+                self._idle.append(IdleConnection(sent.end_s, connection))
 
         return sent
 
     async def offer(self, asks: Sequence[Ask], times_s: Sequence[float], patience_s: float) -> None:
-        """The open loop: each request at its time, whatever became of those before."""
+        """Run the open loop: each request comes at its time, whatever became of those before."""
         start_s = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for ask, at_s in zip(asks, times_s, strict=True):
@@ -112,7 +125,7 @@ class Clients:
                 group.create_task(self.ask(ask, due_s, due_s + patience_s))
 
     async def keep(self, users: Sequence[User], seconds: float, patience_s: float = 0.0) -> None:
-        """The closed loop: each user asks again after each answer. At the end all leave, after
+        """Run the closed loop: each user asks again after each answer. At the end all leave, after
         `patience_s` at most.
         """
         start_s = time.perf_counter()
@@ -122,19 +135,15 @@ class Clients:
 
     async def _use(self, user: User, until_s: float, patience_s: float) -> None:
         await asyncio.sleep(user.begin_s)
-        while (now_s := time.perf_counter()) < until_s:
+        now_s = time.perf_counter()
+        while now_s < until_s:
             sent = await self.ask(next(user.asks), now_s, until_s + patience_s)
             if sent.has_left:
                 return
 
-            pause_s = user.pause_s
-            if sent.answer.status in REFUSALS:
-                match = RETRY_AFTER.search(sent.answer.body)
-                pause_s = min(user.max_retry_s, max(MIN_RETRY_S, float(match[1]) if match else 0.0))
-            elif sent.answer.status != 200:
-                pause_s = MIN_RETRY_S
-
-            await asyncio.sleep(min(pause_s, max(0.0, until_s - time.perf_counter())))
+            time_left_s = max(0.0, until_s - time.perf_counter())
+            await asyncio.sleep(min(_pause_s(user, sent), time_left_s))
+            now_s = time.perf_counter()
 
     async def ping(self) -> None:
         """Ask for the server's health at a steady pace. A late answer makes those due after it late
@@ -151,7 +160,8 @@ class Clients:
                         await connection.send(payload)
 
                     self.num_bad_pings += connection.answer.status != 200
-                except OSError:  # TimeoutError too
+                # TimeoutError is one too.
+                except OSError:
                     self.num_bad_pings += 1
                     if connection:
                         connection.close()
@@ -168,6 +178,19 @@ class Clients:
     def close(self) -> None:
         for _, connection in self._idle:
             connection.close()
+
+
+def _pause_s(user: User, sent: Asked) -> float:
+    """Return how long a user pauses after this answer."""
+    if sent.answer.status in REFUSALS:
+        match = RETRY_AFTER.search(sent.answer.body)
+        retry_after_s = float(match[1]) if match else 0.0
+        return min(user.max_retry_s, max(MIN_RETRY_S, retry_after_s))
+
+    if sent.answer.status != 200:
+        return MIN_RETRY_S
+
+    return user.pause_s
 
 
 def run(target: Target, door: Door, load: Callable[[Clients], Coroutine[Any, Any, None]]) -> Phase:
@@ -198,9 +221,10 @@ def run(target: Target, door: Door, load: Callable[[Clients], Coroutine[Any, Any
 
     driver_cores = (time.process_time() - cpu_from_s) / (time.perf_counter() - from_s)
     foreign_cores = math.nan
-    # A process of the server has ended meanwhile
-    with suppress(FileNotFoundError):
-        foreign_cores = meter.stop()[1] if target.pid else math.nan
+    if target.pid:
+        # A process of the server may have ended meanwhile.
+        with suppress(FileNotFoundError):
+            _, foreign_cores = meter.stop()
 
     return Phase(
         records=[door.record(sent, start_s) for sent in clients.asked],

@@ -16,6 +16,8 @@ MODELS = ROOT / "build" / "peers"
 OPENVINO = VENVS / "openvino" / "bin" / "python"
 LLAMA = VENVS / "llama-cpp" / "bin"
 NUM_SEQUENCES = 64
+# Where each server listens.
+ADDRESS = ("--host", "127.0.0.1", "--port", PORT)
 
 LMI = "lmi"
 OV = "OpenVINO GenAI"
@@ -36,14 +38,17 @@ IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND"
 
 
 def installed() -> set[str]:
-    """The peers that are there; one line for each that is not."""
-    there = {"openvino": OPENVINO.exists(), "llama-cpp": (LLAMA / "llama-server").exists()}
-    there["vllm"] = importlib.util.find_spec("vllm") is not None
-    for name, is_there in there.items():
-        if not is_there:
+    """Return the peers that are installed, and write a line for each that is not."""
+    is_installed = {
+        "openvino": OPENVINO.exists(),
+        "llama-cpp": (LLAMA / "llama-server").exists(),
+        "vllm": importlib.util.find_spec("vllm") is not None,
+    }
+    for name in is_installed:
+        if not is_installed[name]:
             say(f"left out: {name} is not installed (scripts/install-peers, scripts/install vllm)")
 
-    return {name for name, is_there in there.items() if is_there}
+    return {name for name in is_installed if is_installed[name]}
 
 
 def make_models(name: str, shape: Shape, peers: set[str]) -> Path:
@@ -57,10 +62,11 @@ def make_models(name: str, shape: Shape, peers: set[str]) -> Path:
     if "openvino" in peers and not (folder / "openvino" / "int8" / "openvino_model.xml").exists():
         _make(folder, str(OPENVINO), "-m", module, "openvino", files, str(folder / "openvino"))
 
-    if "llama-cpp" in peers and not (folder / "q8.gguf").exists():
-        whole = str(folder / "f32.gguf")
-        _make(folder, str(LLAMA / "python"), "-m", module, "llama-cpp", files, whole)
-        _make(folder, str(LLAMA / "llama-quantize"), whole, str(folder / "q8.gguf"), "Q8_0")
+    reduced_file = folder / "q8.gguf"
+    if "llama-cpp" in peers and not reduced_file.exists():
+        whole_file = str(folder / "f32.gguf")
+        _make(folder, str(LLAMA / "python"), "-m", module, "llama-cpp", files, whole_file)
+        _make(folder, str(LLAMA / "llama-quantize"), whole_file, str(reduced_file), "Q8_0")
 
     return folder
 
@@ -108,73 +114,61 @@ def reduced(folder: Path, peers: set[str]) -> Iterator[Contestant]:
 def serving(folder: Path, peers: set[str]) -> Iterator[Contestant]:
     """Servers in float32, with their own choice of threads."""
     model = str(folder / "f32")
-    lmi = [sys.executable, "-m", "lmi", "serve", "--host", "127.0.0.1", "--port", PORT]
-    for setting in (
-        "log_level=WARNING",
-        "option.rolling_batch=lmi-dist",
-        "option.model_name=bench",
-    ):
-        lmi += ["--set", setting]
-
-    more = [f"option.max_rolling_batch_size={NUM_SEQUENCES}", f"option.max_model_len={MAX_TOKENS}"]
-    lmi += [word for setting in [*more, "option.dtype=fp32"] for word in ("--set", setting)]
-    yield Contestant(
-        LMI_SERVER, "server", {"command": [*lmi, model], "health": "/ping", "environ": {}}
-    )
+    yield _lmi_server(model)
     if "vllm" in peers:
-        vllm = [
-            sys.executable,
-            "-m",
-            "scripts.benchmarks.vllm_serve",
-            "serve",
-            model,
-            "--host",
-            "127.0.0.1",
-        ]
-        vllm += ["--port", PORT, "--served-model-name", "bench", "--dtype", "float32"]
-        vllm += ["--max-model-len", str(MAX_TOKENS)]
-        environ = VLLM_ENVIRON | caches(folder)
-        yield Contestant(
-            VLLM_SERVER, "server", {"command": vllm, "health": "/health", "environ": environ}
-        )
+        yield _vllm_server(model, VLLM_ENVIRON | caches(folder))
 
     if "llama-cpp" in peers:
         yield _llama(LLAMA_SERVER, folder / "f32.gguf")
 
 
-def _openvino(name: str, model: Path, properties: dict[str, str]) -> Contestant:
-    return Contestant(
-        name, "openvino", {"model": str(model), "properties": properties}, python=str(OPENVINO)
-    )
+def _lmi_server(model: str) -> Contestant:
+    command = [sys.executable, "-m", "lmi", "serve", *ADDRESS]
+    for setting in (
+        "log_level=WARNING",
+        "option.rolling_batch=lmi-dist",
+        "option.model_name=bench",
+        f"option.max_rolling_batch_size={NUM_SEQUENCES}",
+        f"option.max_model_len={MAX_TOKENS}",
+        "option.dtype=fp32",
+    ):
+        command += ["--set", setting]
+
+    return _server(LMI_SERVER, [*command, model], "/ping")
 
 
-def _vllm(name: str, folder: Path, precision: str, dtype: str) -> Contestant:
-    environ = VLLM_ENVIRON | IN_PROCESS | caches(folder)
-    return Contestant(
-        name, "vllm", {"model": str(folder / precision), "dtype": dtype}, environ=environ
-    )
+def _vllm_server(model: str, environ: dict[str, str]) -> Contestant:
+    command = [sys.executable, "-m", "scripts.benchmarks.vllm_serve", "serve", model, *ADDRESS]
+    command += ["--served-model-name", "bench", "--dtype", "float32"]
+    command += ["--max-model-len", str(MAX_TOKENS)]
+    return _server(VLLM_SERVER, command, "/health", environ)
 
 
 def _llama(name: str, model: Path) -> Contestant:
     """Without places for all streams, most would wait for one of four."""
-    command = [
-        str(LLAMA / "llama-server"),
-        "--model",
-        str(model),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        PORT,
-    ]
-    command += [
-        "--parallel",
-        str(NUM_SEQUENCES),
-        "--ctx-size",
-        str(NUM_SEQUENCES * MAX_TOKENS),
-        "--alias",
-        "bench",
-    ]
-    return Contestant(name, "server", {"command": command, "health": "/health", "environ": {}})
+    command = [str(LLAMA / "llama-server"), "--model", str(model), *ADDRESS]
+    command += ["--parallel", str(NUM_SEQUENCES)]
+    command += ["--ctx-size", str(NUM_SEQUENCES * MAX_TOKENS)]
+    command += ["--alias", "bench"]
+    return _server(name, command, "/health")
+
+
+def _server(
+    name: str, command: list[str], health: str, environ: dict[str, str] | None = None
+) -> Contestant:
+    settings = {"command": command, "health": health, "environ": environ or {}}
+    return Contestant(name, "server", settings)
+
+
+def _openvino(name: str, model: Path, properties: dict[str, str]) -> Contestant:
+    settings = {"model": str(model), "properties": properties}
+    return Contestant(name, "openvino", settings, python=str(OPENVINO))
+
+
+def _vllm(name: str, folder: Path, precision: str, dtype: str) -> Contestant:
+    settings = {"model": str(folder / precision), "dtype": dtype}
+    environ = VLLM_ENVIRON | IN_PROCESS | caches(folder)
+    return Contestant(name, "vllm", settings, environ=environ)
 
 
 def caches(folder: Path) -> dict[str, str]:

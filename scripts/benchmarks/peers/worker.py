@@ -19,18 +19,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 Prompts: TypeAlias = Sequence[list[int]]
 Sampling: TypeAlias = Mapping[str, float]
-# Whose, and how many new tokens
+# Whose answer it is, and how many new tokens it has.
 Answers: TypeAlias = Iterator[tuple[object, int]]
-# Tokens, seconds, and seconds to each first token
-Done: TypeAlias = tuple[int, float, list[float]]
 SAMPLED = {"temperature": 0.8, "top_p": 0.95}
-# In the command of a server
+# It stands for the port in the command of a server.
 PORT = "PORT"
-READY_S = 300.0  # vLLM compiles first
+# The longest start: vLLM compiles first.
+READY_S = 300.0
+
+
+class Done(NamedTuple):
+    """What an engine has made of prompts."""
+
+    num_tokens: int
+    seconds: float
+    # From the start to the first token, of each request.
+    first_s: list[float]
 
 
 @dataclass(frozen=True)
@@ -38,17 +46,17 @@ class Burst:
     """Requests that are sent at once."""
 
     num_streams: int
-    # Tokens of each prompt
+    # The tokens of each prompt.
     num_prompt: int
-    # Tokens that each makes
+    # The tokens that each request makes.
     num_new: int
     vocab_size: int
     seed: int
-    # Tokens that all prompts begin with
+    # How many tokens all prompts begin with.
     num_shared: int = 0
-    # A request with the shared tokens has been answered before
+    # Whether a request with the shared tokens has been answered before.
     is_warm: bool = False
-    # As SAMPLED says; else greedy
+    # Whether tokens are drawn as SAMPLED says; else greedily.
     is_sampled: bool = False
 
     def prompts(self) -> list[list[int]]:
@@ -60,7 +68,7 @@ class Burst:
         ]
 
     def _tokens(self, draw: random.Random, number: int) -> list[int]:
-        # Above those with a meaning
+        # Lower ones may have a meaning.
         return [draw.randrange(300, self.vocab_size) for _ in range(number)]
 
 
@@ -68,9 +76,9 @@ class Burst:
 class Outcome:
     num_tokens: int
     seconds: float
-    # From the start of the burst to the first token, of each request
+    # From the start of the burst to the first token, of each request.
     first_s: list[float]
-    # Share of its time that the engine was ready to run and had no core
+    # The share of its time in which the engine was ready to run and had no core.
     waited: float
 
 
@@ -95,7 +103,7 @@ class Engine:
             num_tokens += num_more
             first_s.setdefault(number, time.perf_counter() - start_s)
 
-        return num_tokens, time.perf_counter() - start_s, list(first_s.values())
+        return Done(num_tokens, time.perf_counter() - start_s, list(first_s.values()))
 
     def pids(self) -> list[int]:
         """The processes that compute."""
@@ -265,7 +273,7 @@ class Server(Engine):
             for prompt in prompts
         ]
         done = run_round(self._port, requests, records, {})
-        return done.num_tokens, done.seconds, list(done.first_s)
+        return Done(done.num_tokens, done.seconds, list(done.first_s))
 
     def pids(self) -> list[int]:
         from scripts.benchmarks import servers
@@ -279,43 +287,52 @@ class Server(Engine):
 ENGINES = {"lmi": Lmi, "openvino": OpenVino, "vllm": Vllm, "server": Server}
 
 
+class ThreadTimes(NamedTuple):
+    """How long threads ran, and how long they waited for a core."""
+
+    ran_ns: int
+    waited_ns: int
+
+
 class Meter:
-    """How long the threads of some processes ran, and how long they waited for a core, from when it
-    is made.
-    """
+    """Measures the threads of some processes, from when it is made."""
 
     def __init__(self, pids: list[int]) -> None:
         self._pids = pids
-        self._before = self._now()
+        self._start = self._now()
 
-    def _now(self) -> tuple[int, int]:
-        fields = []
-        for file in [
-            task / "schedstat" for pid in self._pids for task in Path(f"/proc/{pid}/task").iterdir()
-        ]:
-            # A thread that has just ended
-            with suppress(OSError):
-                fields.append(file.read_text().split())
+    def _now(self) -> ThreadTimes:
+        ran_ns = 0
+        waited_ns = 0
+        for pid in self._pids:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                # A thread may have just ended.
+                with suppress(OSError):
+                    fields = (task / "schedstat").read_text().split()
+                    ran_ns += int(fields[0])
+                    waited_ns += int(fields[1])
 
-        return sum(int(row[0]) for row in fields), sum(int(row[1]) for row in fields)
+        return ThreadTimes(ran_ns, waited_ns)
 
     def waited(self) -> float:
-        (ran_from, waited_from), (ran_to, waited_to) = self._before, self._now()
-        waited_ns = max(0, waited_to - waited_from)
-        return waited_ns / max(1, ran_to - ran_from + waited_ns)
+        """Return the share of time in which threads were ready to run and had no core."""
+        end = self._now()
+        ran_ns = end.ran_ns - self._start.ran_ns
+        waited_ns = max(0, end.waited_ns - self._start.waited_ns)
+        return waited_ns / max(1, ran_ns + waited_ns)
 
 
 def run(engine: Engine, burst: Burst) -> Outcome:
+    """Run one burst."""
     prompts = burst.prompts()
     if burst.is_warm:
-        engine.run([prompts[0][: burst.num_shared]], 1, reuses=True, sampling={})
+        shared = prompts[0][: burst.num_shared]
+        engine.run([shared], 1, reuses=True, sampling={})
 
     meter = Meter(engine.pids())
     sampling = SAMPLED if burst.is_sampled else {}
-    num_tokens, seconds, first_s = engine.run(
-        prompts, burst.num_new, burst.num_shared > 0, sampling
-    )
-    return Outcome(num_tokens, seconds, first_s, meter.waited())
+    done = engine.run(prompts, burst.num_new, reuses=burst.num_shared > 0, sampling=sampling)
+    return Outcome(done.num_tokens, done.seconds, done.first_s, meter.waited())
 
 
 def main() -> None:
@@ -327,9 +344,8 @@ def main() -> None:
     print(json.dumps({"ready_s": time.monotonic() - began_s}), file=output)
     try:
         for line in sys.stdin:
-            print(
-                json.dumps(dataclasses.asdict(run(engine, Burst(**json.loads(line))))), file=output
-            )
+            outcome = run(engine, Burst(**json.loads(line)))
+            print(json.dumps(dataclasses.asdict(outcome)), file=output)
     finally:
         engine.close()
 
