@@ -29,7 +29,7 @@ from lmi.user_code.standards.calls import (  # noqa: E402
 )
 from lmi.user_code.standards.conversation import RunningRequest  # noqa: E402
 from lmi.user_code.standards.engine_client import completion  # noqa: E402
-from lmi.user_code.standards.worker import COMPAT  # noqa: E402
+from lmi.user_code.standards.worker import COMPAT, import_early  # noqa: E402
 
 JSON = (b"content-type", b"application/json")
 
@@ -664,6 +664,27 @@ class Params:
     seed: int = 7
     max_tokens: int | None = None
     logprobs: int | None = None
+
+
+def test_what_a_file_wants_of_vllm_is_imported_before_a_request_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text(
+        "wanted = []\ndef __getattr__(name):\n    wanted.append(name)\n"
+    )
+    file = tmp_path / "model.py"
+    file.write_text(
+        "def handler():\n    from vllm import SamplingParams\n    import json\n"
+        "from vllm.absent import Missing\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+
+    import_early(file)
+    assert "SamplingParams" in sys.modules["vllm"].wanted
+    monkeypatch.delitem(sys.modules, "vllm")
 
 
 def test_sampling_parameters_become_the_fields_of_a_completion() -> None:

@@ -146,6 +146,20 @@ def imports(file: Path, package: str) -> bool:
     return tree is not None and any(package in _imported(node) for node in ast.walk(tree))
 
 
+def imported_from(file: Path, package: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the modules of a package from which a file imports names anywhere, with the names."""
+    tree = _tree_of(file)
+    if tree is None:
+        return
+
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or package not in _imported(node):
+            continue
+
+        names = [alias.name for alias in node.names]
+        yield str(node.module), names
+
+
 def _tree_of(file: Path) -> ast.Module | None:
     try:
         return ast.parse(read_bounded(file), str(file))

@@ -11,7 +11,9 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from lmi.user_code.standards import calls
 from lmi.user_code.standards.app import build
 from lmi.user_code.standards.calls import NO_CALL, Doors, Serve
 from lmi.user_code.standards.conversation import RunningRequest
+from lmi.user_code.standards.settings import imported_from
 from lmi.user_code.worker import BEAT_S, ENDING, FINISH_S, unusable
 
 SESSIONS = "SAGEMAKER_SESSIONS_PATH"
@@ -137,9 +140,22 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> tupl
 
     os.chdir(model.path)
     try:
+        import_early(Path(code.path))
         return build(code.path, code.standards_folder, model_folder=model.path, name=model.name)
     except BaseException as error:
         raise unusable(code.path, error) from error
+
+
+def import_early(file: Path) -> None:
+    """Import what the file wants of vLLM, also inside of a function. It takes longer than requests
+    may wait, and in AWS's image it is there before them.
+    """
+    for module, names in imported_from(file, "vllm"):
+        # The code itself meets the error, and may live with it.
+        with suppress(Exception):
+            imported = import_module(module)
+            for name in names:
+                getattr(imported, name)
 
 
 def run(slot: int) -> int:
