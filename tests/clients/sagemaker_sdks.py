@@ -36,7 +36,13 @@ from tests.system.container import free_port
 
 SDKS = {"2": "sagemaker==2.257.7", "3": "sagemaker==3.27.0"}
 # The classes of version 2 that deploy without a ModelBuilder.
-CLASSES = ("Model", "HuggingFaceModel", "DJLModel")
+CLASSES = (
+    "Model",
+    "HuggingFaceModel",
+    "DJLModel",
+    "AsyncInferenceConfig",
+    "ResourceRequirements",
+)
 ALL = (
     *(("2", kind) for kind in (*CLASSES, "DJL_SERVING", "TGI")),
     *(("3", kind) for kind in ("VLLM", "SGLANG", "VLLM_OMNI", "LLAMACPP", "DJL_SERVING", "TGI")),
@@ -193,7 +199,7 @@ def place(folder: Path) -> Iterator[dict[str, str]]:
         stack.enter_context(running(proxy))
         environ = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hub"), **CREDENTIALS}
         flags = ["--control-dir", str(folder / "control"), "--s3-endpoint", s3_url]
-        flags += ["--bucket", BUCKET]
+        flags += ["--bucket", BUCKET, "--async-bucket", BUCKET]
         aws = stack.enter_context(gateway(*flags, environ=environ))
         yield {
             "PATH": os.environ["PATH"],
