@@ -146,11 +146,14 @@ def draw_axes(pen: DottingPen, area: Area, x_title: str) -> None:
         pen.line([(area.left, y), (area.right, y)], GRID, 1)
         pen.text(area.left - 8, y, text, GREY, "rm")
 
+    numbers_y = HEIGHT - BOTTOM + 16
     for num_streams in area.panel.all_streams:
-        pen.text(area.x(num_streams), HEIGHT - BOTTOM + 16, str(num_streams), GREY, "mm")
+        x = area.x(num_streams)
+        pen.text(x, numbers_y, str(num_streams), GREY, "mm")
 
-    middle = (area.left + area.right) / 2
-    pen.text(middle, HEIGHT - 16, x_title, GREY, "mm")
+    middle_x = (area.left + area.right) / 2
+    title_y = HEIGHT - 16
+    pen.text(middle_x, title_y, x_title, GREY, "mm")
 
 
 def draw_legend(pen: DottingPen, panel: Panel) -> None:

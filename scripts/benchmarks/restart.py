@@ -34,7 +34,7 @@ class Answer:
 
     seconds: float
     num_cached_tokens: int
-    # The token and the most likely ones with their log-probs
+    # The token and the most likely ones with their log-probs.
     log_probs: Any
 
 

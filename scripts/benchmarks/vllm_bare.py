@@ -23,7 +23,6 @@ def run_round(engine: Any, prompts: list[list[int]], num_users: int, num_tokens:
 
     from scripts.benchmarks.load import Meter, Round
 
-    waiting = [(str(number), tokens_input(prompt)) for number, prompt in enumerate(prompts)]
     params = SamplingParams(
         temperature=0.0,
         ignore_eos=True,
@@ -32,21 +31,37 @@ def run_round(engine: Any, prompts: list[list[int]], num_users: int, num_tokens:
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,
     )
+    inputs = [tokens_input(prompt) for prompt in prompts]
+    num_asked = 0
+
+    def ask_next() -> None:
+        nonlocal num_asked
+        engine.add_request(str(num_asked), inputs[num_asked], params)
+        num_asked += 1
+
     meter = Meter({os.getpid(): "core"})
     start_s = time.perf_counter()
-    num_made = 0
     for _ in range(num_users):
-        engine.add_request(*waiting.pop(0), params)
+        ask_next()
 
+    num_tokens_made = 0
     while engine.has_unfinished_requests():
         for output in engine.step():
-            num_made += sum(len(completion.token_ids) for completion in output.outputs)
-            if output.finished and waiting:
-                engine.add_request(*waiting.pop(0), params)
+            num_tokens_made += sum(len(completion.token_ids) for completion in output.outputs)
+            if output.finished and num_asked < len(inputs):
+                ask_next()
 
     seconds = time.perf_counter() - start_s
     cpu_s, foreign = meter.stop()
-    return Round(num_made, num_made, seconds, (), (), cpu_s, foreign)
+    return Round(
+        num_tokens=num_tokens_made,
+        num_records=num_tokens_made,
+        seconds=seconds,
+        first_s=(),
+        gaps_s=(),
+        cpu_s=cpu_s,
+        foreign=foreign,
+    )
 
 
 def main(model: str, num_users: int, num_tokens: int, rounds: list[list[str]]) -> None:
@@ -58,9 +73,9 @@ def main(model: str, num_users: int, num_tokens: int, rounds: list[list[str]]) -
     tokenizer = Tokenizer.from_file(str(Path(model, "tokenizer.json")))
     engine = LLMEngine.from_engine_args(EngineArgs(model=model))
     for number, texts in enumerate(rounds):
-        ids = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
-        done = run_round(engine, ids, num_users, num_tokens)
-        if number:
+        prompts = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+        done = run_round(engine, prompts, num_users, num_tokens)
+        if number > 0:
             print(json.dumps(dataclasses.asdict(done)), flush=True)
 
 

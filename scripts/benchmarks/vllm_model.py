@@ -19,14 +19,20 @@ SHAPES = {
     "5M": Shape("llama", NUM_PIECES, 256, 688, 4, 4, 2),
     "35M": Shape("llama", NUM_PIECES, 512, 1536, 10, 8, 4),
 }
-WORDS_EACH = 32  # in a prompt
+# In a prompt.
+WORDS_EACH = 32
 
 
 def words(num_words: int = 6000) -> list[str]:
     """Made-up words, the same in every run."""
     draw = random.Random(0)
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
-    return ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(num_words)]
+    made_up: list[str] = []
+    for _ in range(num_words):
+        num_syllables = draw.randint(1, 4)
+        made_up.append("".join(draw.choices(syllables, k=num_syllables)))
+
+    return made_up
 
 
 def prompts(num_prompts: int, seed: str) -> list[str]:
@@ -39,6 +45,7 @@ def prompts(num_prompts: int, seed: str) -> list[str]:
 
 
 def make(folder: Path, shape: str = "5M") -> None:
+    """Write the model of a shape, with its tokenizer."""
     hide_foreign_builds()
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -51,10 +58,13 @@ def make(folder: Path, shape: str = "5M") -> None:
         vocab_size=NUM_PIECES, special_tokens=["<end>"], show_progress=False
     )
     tokenizer.train_from_iterator((" ".join(words()) for _ in range(2)), trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    of_transformers = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    of_transformers.save_pretrained(folder)
+
     torch.manual_seed(0)
     config = SHAPES[shape].config() | {"tie_word_embeddings": False, "eos_token_id": 0}
-    LlamaForCausalLM(LlamaConfig(**config)).bfloat16().save_pretrained(folder)
+    model = LlamaForCausalLM(LlamaConfig(**config))
+    model.bfloat16().save_pretrained(folder)
 
 
 if __name__ == "__main__":

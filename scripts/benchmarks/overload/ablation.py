@@ -325,7 +325,8 @@ def deadlines(variant: Variant, seed: int) -> dict[str, float]:
 def burst(variant: Variant, seed: int) -> dict[str, float]:
     """Ten seconds of work at once beside four fifths of the capacity."""
     engine = variant.engine()
-    at_once = [arrival(10.0, patience_s=5.0) for _ in range(int(10 * CAPACITY))]
+    num_at_once = int(10 * CAPACITY)
+    at_once = [arrival(10.0, patience_s=5.0) for _ in range(num_at_once)]
     steady = poisson(0.8 * CAPACITY, 40, seed=seed, patience_s=5.0)
     engine.run(at_once + steady, 40)
 
@@ -378,7 +379,10 @@ def after_some_left(variant: Variant, seed: int, *, num_left: int) -> dict[str, 
     """
     engine = variant.engine()
     full_batch = [arrival(0.0, num_tokens=60) for _ in range(PLACES)]
-    leaving = [arrival(0.5 + 0.001 * number, first_s=0.5) for number in range(num_left)]
+    leaving: list[Arrival] = []
+    for number in range(num_left):
+        leaving.append(arrival(0.5 + 0.001 * number, first_s=0.5))
+
     steady = poisson(0.5 * CAPACITY, 25, seed=seed)
     later_ones = [request for request in steady if request.at_s > 5]
     crowd = [arrival(20.0) for _ in range(100)]

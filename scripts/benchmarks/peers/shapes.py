@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# By module of a layer in transformers: its name in a GGUF file.
 LAYER = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -26,16 +27,16 @@ LAYER = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-# types of tokens
+# The types of tokens in a GGUF file.
 NORMAL = 1
 BYTE = 6
-# Of a sequence: the longest prompt is 900
+# Of a sequence: the longest prompt has 900.
 MAX_TOKENS = 1024
 
 
 @dataclass(frozen=True)
 class Shape:
-    # The model_type of transformers
+    # The model_type of transformers.
     kind: str
     vocab_size: int
     hidden: int
@@ -43,7 +44,7 @@ class Shape:
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    # Tokens that a request makes
+    # The tokens that a request makes.
     num_new: int = 0
 
     def config(self) -> dict[str, Any]:
@@ -121,20 +122,16 @@ def write_gguf(source: Path, file: Path) -> None:
     write_settings(writer, config)
     write_vocabulary(writer, config["vocab_size"])
     for name, tensor in load_file(source / "model.safetensors").items():
-        if kind == "llama" and ("q_proj" in name or "k_proj" in name):
-            tensor = interleaved(
-                tensor, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
-            )
+        if kind == "llama" and "q_proj" in name:
+            tensor = interleaved(tensor, config["num_attention_heads"])
+        elif kind == "llama" and "k_proj" in name:
+            tensor = interleaved(tensor, config["num_key_value_heads"])
 
         writer.add_tensor(new_name(name), tensor)
 
-    for write_part in (
-        writer.write_header_to_file,
-        writer.write_kv_data_to_file,
-        writer.write_tensors_to_file,
-    ):
-        write_part()
-
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
     writer.close()
 
 
@@ -151,10 +148,9 @@ def write_settings(writer: Any, config: dict[str, Any]) -> None:
 
 
 def write_vocabulary(writer: Any, vocab_size: int) -> None:
-    """Words, and the 256 bytes that llama.cpp's kind of tokenizer cannot do without."""
-    tokens = [f"<0x{number:02X}>" for number in range(256)] + [
-        f"\u2581w{number}" for number in range(256, vocab_size)
-    ]
+    """Write words, and the 256 bytes that llama.cpp's kind of tokenizer cannot do without."""
+    tokens = [f"<0x{number:02X}>" for number in range(256)]
+    tokens += [f"\u2581w{number}" for number in range(256, vocab_size)]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * vocab_size)
@@ -165,15 +161,16 @@ def write_vocabulary(writer: Any, vocab_size: int) -> None:
 
 
 def interleaved(weight: Any, num_heads: int) -> Any:
-    """llama.cpp rotates neighbouring channels of a Llama's heads, Hugging Face those that are half
-    a head apart.
+    """Return the weight of a Llama's queries or keys in llama.cpp's order of channels.
+
+    llama.cpp rotates neighbouring channels of a head, Hugging Face those that are half a head
+    apart.
     """
     num_out, num_in = weight.shape
-    return (
-        weight.reshape(num_heads, 2, num_out // num_heads // 2, num_in)
-        .swapaxes(1, 2)
-        .reshape(num_out, num_in)
-    )
+    num_pairs = num_out // num_heads // 2
+    halves = weight.reshape(num_heads, 2, num_pairs, num_in)
+    neighbours = halves.swapaxes(1, 2)
+    return neighbours.reshape(num_out, num_in)
 
 
 def new_name(name: str) -> str:
