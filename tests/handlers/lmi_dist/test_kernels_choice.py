@@ -33,14 +33,23 @@ def test_the_log_says_which_kernels_run(caplog: pytest.LogCaptureFixture) -> Non
 def test_the_log_says_why_there_are_fewer_threads_than_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "num_usable_cores", lambda: 2)
+    num_cores = machine.num_usable_cores()
+    if num_cores == 1:
+        pytest.skip("a machine with one core has no fewer threads")
+
     monkeypatch.delenv(linux.THREADS_WHY, raising=False)
-    assert describe_threads(2) == "2 threads"
-    assert describe_threads(1) == "1 thread (of 2 cores: OMP_NUM_THREADS)"
+    assert describe_threads(num_cores) == f"{num_cores} threads"
+    assert describe_threads(1) == f"1 thread (of {num_cores} cores: OMP_NUM_THREADS)"
     monkeypatch.setenv(linux.THREADS_WHY, "2 replicas share them")
-    assert describe_threads(1) == "1 thread (of 2 cores: 2 replicas share them)"
-    monkeypatch.setattr(machine, "num_usable_cores", lambda: 1)
-    assert describe_threads(1) == "1 thread"
+    assert describe_threads(1) == f"1 thread (of {num_cores} cores: 2 replicas share them)"
+
+    cores = os.sched_getaffinity(0)
+    # Of this thread alone.
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        assert describe_threads(1) == "1 thread"
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 @pytest.mark.parametrize(
