@@ -12,6 +12,7 @@ groups are others.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shutil
 import tempfile
@@ -26,11 +27,15 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.native.records import Panels
 from handlers.lmi_dist.native_runner import NativeRunner
 from handlers.lmi_dist.operations import Linear
 from handlers.lmi_dist.plan import Chunk, Plan
 from lmi.settings.config import EngineConfig
+from lmi.shared.gguf_file import read_model
+from lmi.sources.gguf.config import config_of
+from tests.gguf_files import gemma3_file, smollm2_file
 from tests.handlers.lmi_dist.play import forward, load_native, table_of
 from tests.quantised_models import Variant, quantised_folder
 from tests.real_model import smollm2
@@ -59,6 +64,11 @@ METHODS = {
         "pack-quantized", 4, 128, scale_dtype=torch.float32
     ),
 }
+FILES = {
+    "SmolLM2-135M, Q4_1 (and Q8_0)": smollm2_file,
+    "Gemma 3 270M, Q4_K_M (Q4_K, Q5_0, Q6_K, Q8_0)": gemma3_file,
+}
+FILES_TITLE = "| GGUF file | largest | mean | best tokens that agree |"
 METHODS_TITLE = "| method | largest | mean | best tokens that agree |"
 OPTIONS = {
     "`--dtype bf16`": EngineConfig(dtype="bf16"),
@@ -88,7 +98,7 @@ def main() -> int:
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     try:
-        tables = [table_of_methods(folder), table_of_options(folder)]
+        tables = [table_of_methods(folder), table_of_options(folder), table_of_files(folder)]
     finally:
         shutil.rmtree(folder)
 
@@ -127,6 +137,23 @@ def table_of_options(folder: Path) -> list[str]:
         size = f"{bytes_of_number(runner):.2f}"
         cells = difference(torch.cat(rounded), torch.cat(exact)).cells
         rows.append(f"| {name} | {size} | {cells} | {perplexity(rounded, windows):.2f} |")
+        print(rows[-1], flush=True)
+
+    return rows
+
+
+def table_of_files(folder: Path) -> list[str]:
+    rows = [FILES_TITLE, "|---|---|---|---|"]
+    for name, file in FILES.items():
+        opened = folder / file.__name__
+        opened.mkdir()
+        (opened / "model.gguf").symlink_to(file())
+        (opened / "config.json").write_text(json.dumps(config_of(read_model(file()))))
+        vocab_size = read_facts(str(opened)).vocab_size
+        ids = np.random.default_rng(1).integers(0, vocab_size, NUM_RANDOM_TOKENS).tolist()
+        exact = log_probs(load_native(opened, IN_FLOAT32, max_length=MAX_LENGTH), ids)
+        kept = log_probs(load_native(opened, max_length=MAX_LENGTH), ids)
+        rows.append(f"| {name} | {difference(kept, exact).cells} |")
         print(rows[-1], flush=True)
 
     return rows
