@@ -14,6 +14,7 @@ import re
 import resource
 import sys
 import termios
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -136,13 +137,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stall: asyncio.TimerHandle | None = None
         self._refusal: Refusal | None = None
         self._is_lingering = False
-        # When the client sent something last.
+        # When the client sent something last. The loop tells the same time during one turn of it.
         self._last_read_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = FairFlow(transport, self.loop)
-        self._last_read_s = self.loop.time()
+        self._last_read_s = time.monotonic()
         num_to_close = self._num_to_close(transport)
         if num_to_close and not self._make_room(num_to_close):
             self._refuse(Refusal(503, f"{len(self.connections) - 1} connections are busy here"))
@@ -195,7 +196,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return not (is_busy or self.transport.is_closing())
 
     def data_received(self, data: bytes) -> None:
-        self._last_read_s = self.loop.time()
+        self._last_read_s = time.monotonic()
         if self._refusal is not None or self._is_lingering:
             # Its bytes are dropped. It waits for its turn to read on, since the loop would read
             # megabytes at once from a fast client.
