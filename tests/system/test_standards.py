@@ -119,7 +119,7 @@ def write(folder: Path, source: str, place: str = "model.py", **options: object)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = write(tmp_path_factory.mktemp("standards") / "model", HANDLERS, step_timeout=2)
+    folder = write(tmp_path_factory.mktemp("standards") / "model", HANDLERS, step_timeout=4)
     environ = {"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "true", "HF_TOKEN": "hf_secret"}
     environ["SAGEMAKER_SESSIONS_PATH"] = str(folder.parent / "sessions")
     with launch(folder, environ) as running:
