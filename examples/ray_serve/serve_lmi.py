@@ -1,6 +1,5 @@
 """lmi on Ray Serve: engines on the nodes of a cluster, and a door that passes requests on to them.
-
-    serve run --working-dir examples/ray_serve serve_lmi:app model=demo replicas=2
+docs/scale.md has the commands.
 
 Each replica of `Engine` has a model in its process, and every route of `lmi serve`. `Door` runs on
 the head node. If an engine is lost before a byte of its answer was sent, another one gets the
@@ -11,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
-from typing import Any
+from contextlib import AsyncExitStack, aclosing, suppress
 
 import ray
+from application import Message, body_of, check_health, messages_of
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve import Application
@@ -26,9 +25,6 @@ from lmi.apis.table import api_at
 from lmi.embedded import embedded
 from lmi.errors import EngineLost, LmiError, RequestTooLarge, Unavailable
 from lmi.settings.config import ModelConfig
-
-# A message of ASGI, or the scope of a request.
-Message = dict[str, Any]
 
 # What an engine is told of a request beside its body.
 TOLD = ("type", "method", "path", "query_string", "headers", "client", "server", "scheme")
@@ -58,45 +54,19 @@ class Engine:
         self._resources = AsyncExitStack()
         self._app = await self._resources.enter_async_context(embedded(model, options))
 
-    async def answer(self, scope: Message, body: bytes) -> AsyncIterator[Message]:
+    async def answer(self, scope: Message, body: bytes) -> AsyncIterator[list[Message]]:
         """Yield where the request was accepted, then what the application sends.
 
         Ray cancels it when the client leaves. The engine then drops the request.
         """
-        yield {"type": "accepted", "node": ray.util.get_node_ip_address()}
-        requests = [{"type": "http.request", "body": body}]
-        messages: asyncio.Queue[Message | None] = asyncio.Queue()
-
-        async def receive() -> Message:
-            if not requests:
-                await asyncio.Event().wait()
-
-            return requests.pop()
-
-        async def send(message: Message) -> None:
-            messages.put_nowait(message)
-
-        async def run() -> None:
-            try:
-                await self._app(scope, receive, send)
-            finally:
-                messages.put_nowait(None)
-
-        answering = asyncio.create_task(run())
-        try:
-            while message := await messages.get():
-                yield message
-
-            await answering
-        finally:
-            answering.cancel()
+        yield [{"type": "accepted", "node": ray.util.get_node_ip_address()}]
+        async with aclosing(messages_of(self._app, scope, body)) as lists:
+            async for messages in lists:
+                yield messages
 
     async def check_health(self) -> None:
         """Raise RuntimeError if the model cannot answer. Ray then starts another replica."""
-        scope = {"type": "http", "method": "GET", "path": "/ping", "headers": []}
-        _, start, end = [message async for message in self.answer(scope, b"")]
-        if start["status"] != 200:
-            raise RuntimeError(f"/ping: {end['body'].decode()}")
+        await check_health(self._app)
 
 
 @serve.deployment(
@@ -127,26 +97,28 @@ class Door:
         Raises EngineLost if it is lost before the first byte, Unavailable if none accepts the
         request.
         """
-        messages = self._engines.remote(scope, body)
+        answer = self._engines.remote(scope, body)
         try:
             async with asyncio.timeout(ACCEPT_S):
-                accepted = await anext(messages)
+                [accepted] = await anext(answer)
 
-            start = await anext(messages)
+            start, *further = await anext(answer)
+            beginning = body_of(further)
             headers = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}
             headers[NODE] = accepted["node"]
             # Ray has named the request, and answers with that.
             headers.pop("x-request-id", None)
             if "content-length" in headers:
-                whole = b"".join([message.get("body", b"") async for message in messages])
+                pieces = [body_of(messages) async for messages in answer]
+                whole = beginning + b"".join(pieces)
                 return Response(whole, start["status"], headers)
         except TimeoutError:
-            messages.cancel()
+            answer.cancel()
             raise Unavailable(f"no engine accepted the request within {ACCEPT_S:g} s") from None
         except RayActorError:
             raise EngineLost(LOST) from None
 
-        records = passed_on(scope["path"], messages)
+        records = passed_on(scope["path"], beginning, answer)
         return StreamingResponse(records, start["status"], headers)
 
 
@@ -161,18 +133,21 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def passed_on(path: str, messages: DeploymentResponseGenerator) -> AsyncIterator[bytes]:
+async def passed_on(
+    path: str, beginning: bytes, answer: DeploymentResponseGenerator
+) -> AsyncIterator[bytes]:
     """Yield the records of a stream, and where its engine is lost the error as the last one."""
+    yield beginning
     try:
-        async for message in messages:
-            yield message.get("body", b"")
+        async for messages in answer:
+            yield body_of(messages)
     except RayActorError:
         api = api_at(path, ANY_MODEL)
         format = api.default_format(ANY_MODEL)
         yield api.errors.render(EngineLost(LOST), format, accepted=True).body
     finally:
         # The client may have left.
-        messages.cancel()
+        answer.cancel()
 
 
 def refusal(path: str, error: LmiError) -> Response:
