@@ -55,29 +55,28 @@ class PostProcessors:
             self.names += (BATCHED,)
 
     def apply(self, logits: Floats, sequences: list[EmbeddedSequence]) -> None:
-        """Let the functions change the rows of `logits` (num_sequences, vocab_size).
-
-        The request of each sequence names a function.
+        """Let functions change the rows of `logits` (num_sequences, vocab_size), of sequences whose
+        requests name one.
 
         The beams of a search are neighbours among the sequences. A sequence whose function fails
         gets an error.
         """
         # The batched function is called last, and once.
-        batched: list[SequenceLogits] = []
+        batch: list[SequenceLogits] = []
         for piece in _pieces(logits, sequences):
             if piece.sequence.error is not None:
                 # The function has failed for a sibling.
                 continue
 
             if piece.sequence.request.logits_post_processor_name == BATCHED:
-                batched.append(piece)
+                batch.append(piece)
             else:
-                self._process_one(piece)
+                self._process_sequence(piece)
 
-        if batched:
-            self._process_batch(batched)
+        if batch:
+            self._process_batch(batch)
 
-    def _process_one(self, piece: SequenceLogits) -> None:
+    def _process_sequence(self, piece: SequenceLogits) -> None:
         """Call the function that the request of a sequence names."""
         sequence = piece.sequence
         logits = piece.logits
@@ -116,8 +115,8 @@ class PostProcessors:
 def new_post_processors(
     settings: ExecutorConfig, options: EngineConfig, model: object
 ) -> PostProcessors | None:
-    """Return the functions of the configuration, or of the file that an option names, in the
-    folder `model`, or None if there are none.
+    """Return the functions of the file that an option names, in the folder `model`, else those of
+    the configuration, or None if there are none.
 
     Raises ValueError for a wrong configuration, and ModelUnusable for a wrong file.
     """

@@ -70,7 +70,9 @@ def option_names() -> frozenset[str] | None:
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
-    """Refuse what this engine cannot do, and what the installed line lacks, with the reason."""
+    """Return what is allowed of each option that this engine cannot follow, or that the installed
+    version lacks.
+    """
     faults = _lacking(config)
     for name in config.options.keys() & FORBIDDEN.keys():
         harmless = FORBIDDEN[name].partition(":")[0]
@@ -115,8 +117,10 @@ def _lacking(config: EngineConfig) -> dict[str, str]:
 def environment(
     config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str
 ) -> Mapping[str, str]:
-    """Forbid reports, give ranks their GPUs, take packages from where TensorRT-LLM is. Else the
-    operator's environment counts.
+    """Return the variables of an engine's process: they forbid reports, give ranks their GPUs, and
+    let packages come from where TensorRT-LLM is.
+
+    Where the operator has set one of the first, it stays.
     """
     variables: dict[str, str] = {}
     for name, value in (NOTHING_IS_SENT | OF_MPI).items():

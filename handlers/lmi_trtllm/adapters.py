@@ -1,8 +1,8 @@
 """LoRA adapters as TensorRT-LLM has them: it reads one when a request names it, and no call adds or
 removes one.
 
-So one is read by a request of one token. What the engine would leave out with a line in its log is
-refused here.
+So an adapter is read by a request for one token. What the engine would leave out of an adapter,
+with no more than a line in its log, is refused here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ OFF: dict[str, tuple[object, ...]] = {
 
 
 def arguments(llm_arguments: Mapping[str, Any]) -> dict[str, LoraConfig]:
-    """The argument of LLM by which it takes adapters, if its other arguments ask for them."""
+    """Return the argument of LLM by which it takes adapters, if its other arguments ask for
+    them.
+    """
     if not llm_arguments.get("enable_lora"):
         return {}
 
@@ -61,13 +63,14 @@ def arguments(llm_arguments: Mapping[str, Any]) -> dict[str, LoraConfig]:
 
 
 def lora_request(adapter: LoadedAdapter) -> LoRARequest:
-    """Raises ValueError if the folder is gone."""
+    """Return an adapter as TensorRT-LLM names it. Raises ValueError if its folder is gone."""
     return LoRARequest(lora_name=adapter.name, lora_int_id=adapter.number, lora_path=adapter.path)
 
 
 async def read(llm: LLM, adapter: LoadedAdapter, beam_width: int) -> None:
-    """Make the engine, which runs at one beam width, read the weights of an adapter. Raises its
-    error if it cannot.
+    """Make the engine, which runs at this beam width, read the weights of an adapter.
+
+    Raises the engine's error if it cannot.
     """
     search = beam_search(SamplingConfig(beam_width)) if beam_width > 1 else {}
     params = SamplingParams(max_tokens=1, end_id=-1, pad_id=0, detokenize=False, **search)
@@ -77,10 +80,10 @@ async def read(llm: LLM, adapter: LoadedAdapter, beam_width: int) -> None:
 
 
 def check_adapter(adapter: LoadedAdapter, config: LoraConfig) -> None:
-    """Raise ValueError unless the engine, of this configuration, follows the whole adapter,
+    """Raise ValueError unless an engine with this configuration follows the whole adapter,
     Unsupported for a pin.
 
-    Pickled weights are not opened here, and of weights that cannot be read the engine says so.
+    Pickled weights are not opened here. Of weights that cannot be read the engine says so.
     """
     if adapter.is_pinned:
         raise Unsupported("pin", NO_PIN)
@@ -120,9 +123,7 @@ def _config_fault(config: dict[str, Any], max_rank: int) -> str | None:
 
 
 def _modules(config: LoraConfig) -> set[str]:
-    """The linears that the engine has low ranks of, by the last part of their names in
-    checkpoints.
-    """
+    """Return the last parts of the names of the linears that adapters may change in the engine."""
     default_names = getattr(sys.modules[LoraConfig.__module__], NAMES, dict)
     names: dict[str, Any] = default_names() | config.trtllm_modules_to_hf_modules
 
@@ -137,7 +138,7 @@ def _modules(config: LoraConfig) -> set[str]:
 
 
 def _weights_fault(file: Path, config: LoraConfig) -> str | None:
-    """What is wrong with the tensors of a file, or None if it cannot be read."""
+    """Return what is wrong with the tensors of a file, or None, also if it cannot be read."""
     modules = _modules(config)
     max_rank = config.max_lora_rank
     shapes = dict[str, list[int]]()

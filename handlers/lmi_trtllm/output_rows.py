@@ -11,18 +11,16 @@ from handlers.base.sequence import Sequence
 
 
 class OutputRows(NamedTuple):
-    """The rows (num_tokens, …) of a result by the name of their output, on any device.
+    """The rows (num_tokens, …) of a result by the name of their output, on any device."""
 
-    `context` has the last ones of the prompt, `generation` those of generated tokens, from the
-    first token on or from the first new one.
-    """
-
+    # The last ones of the prompt.
     context: dict[str, Tensor]
+    # Those of generated tokens: of all, or only of the new ones.
     generation: dict[str, Tensor]
 
 
 def rows_of(result: RequestOutput) -> OutputRows:
-    """The rows of a result, which changes with the next step: call it before."""
+    """Return the rows of a result. Call it before the next step, which changes the result."""
     output = result.outputs[0]
     context = dict(output.additional_context_outputs or {})
     generation = dict[str, Tensor]()
@@ -40,8 +38,9 @@ def rows_of(result: RequestOutput) -> OutputRows:
 
 
 def note_rows(sequence: Sequence, rows: OutputRows, num_new: int) -> None:
-    """Keep the rows of a result before its `num_new` tokens are appended. Fails the sequence if one
-    has no row.
+    """Keep the rows of a result, of which `num_new` tokens are to be appended to a sequence.
+
+    The sequence fails if one of them has no row.
     """
     captured = sequence.captured
     assert captured is not None
@@ -63,8 +62,9 @@ def note_rows(sequence: Sequence, rows: OutputRows, num_new: int) -> None:
 
 
 def _new_rows(rows: Tensor | None, num_before: int, num_new: int) -> Tensor | None:
-    """The rows of the new tokens, or None if there are not as many: an answer may repeat the rows
-    of earlier tokens.
+    """Return the rows of the new tokens, or None if there are not as many.
+
+    `rows` may begin with those of the `num_before` earlier tokens.
     """
     if rows is None or len(rows) < num_new:
         return None
@@ -76,7 +76,7 @@ def _new_rows(rows: Tensor | None, num_before: int, num_new: int) -> Tensor | No
 
 
 def _array(rows: Tensor) -> Array:
-    """From (num_tokens, …). Numbers with a fraction are float32."""
+    """Return rows (num_tokens, …) on the host. Numbers with a fraction become float32."""
     if rows.is_floating_point():
         rows = rows.float()
 

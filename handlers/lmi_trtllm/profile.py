@@ -15,17 +15,15 @@ NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:rc(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What one version has.
-
-    A Torch sampler beside a C++ one ignores seeds, min_p, penalties and no_repeat_ngram_size, and
-    of a prompt it reports the log-probs of the best tokens, not those of the prompt's own.
-    """
+    """What one version has."""
 
     # The version.
     name: str
     # Whether generate_async has an argument for it.
     takes_priority: bool
-    # Whether it has one beside the Torch sampler.
+    # Whether it has a C++ sampler beside the Torch sampler. The latter ignores seeds, min_p,
+    # penalties and no_repeat_ngram_size then, and of a prompt it reports the log-probs of the best
+    # tokens, not those of the prompt's own.
     has_cpp_sampler: bool
     # Whether the C++ sampler searches beams where nobody chose a sampler. Then 0 asks for no
     # log-probs.
@@ -33,14 +31,18 @@ class Profile:
 
 
 def installed(generate_async: Callable[..., object]) -> Profile:
-    """The profile of the installed package, whose method this is. Raises PackageNotFoundError."""
+    """Return the profile of the installed package, whose method this is.
+
+    Raises PackageNotFoundError.
+    """
     takes_priority = "priority" in inspect.signature(generate_async).parameters
     return of_version(version("tensorrt_llm"), takes_priority=takes_priority)
 
 
 def of_version(text: str, *, takes_priority: bool) -> Profile:
-    """1.3.0rc26 is the first version of which a page says that the Torch sampler is the only one.
-    Raises ValueError.
+    """Return the profile of a version. Raises ValueError for a text that names none.
+
+    1.3.0rc26 is the first of which a page says that the Torch sampler is the only one.
     """
     match = NUMBERS.match(text)
     if match is None:
