@@ -75,14 +75,7 @@ class Container:
         Host and Content-Length are added. Raises Unreachable or OutOfTime. `timeout_s` counts to
         the response's end.
         """
-        fields = [("Host", self._authority), *self._key, *headers]
-        if method != "GET":
-            fields.append(("Content-Length", str(len(body))))
-
-        lines = [f"{method} {self._prefix}{path} HTTP/1.1"]
-        lines += [f"{name}: {value}" for name, value in fields]
-        lines += ["", ""]
-
+        head = self._head(method, path, headers, len(body))
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         incoming = Incoming(MAX_WAITING_BYTES // 2)
@@ -104,12 +97,23 @@ class Container:
         timer = loop.call_at(deadline_s, expire)
         response = ContainerResponse(incoming)
         try:
-            transport.write("\r\n".join(lines).encode("latin-1") + body)
+            transport.write(head + body)
             await response.wait_for_head()
             yield response
         finally:
             timer.cancel()
             transport.abort()
+
+    def _head(self, method: str, path: str, headers: Iterable[Header], num_bytes: int) -> bytes:
+        """Return the head of a request whose body has so many bytes."""
+        fields = [("Host", self._authority), *self._key, *headers]
+        if method != "GET":
+            fields.append(("Content-Length", str(num_bytes)))
+
+        lines = [f"{method} {self._prefix}{path} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in fields]
+        lines += ["", ""]
+        return "\r\n".join(lines).encode("latin-1")
 
 
 class Incoming(asyncio.StreamReader):

@@ -67,11 +67,10 @@ class Signatures:
         self.credentials = Credentials(key, secret, environ.get("AWS_SESSION_TOKEN") or None)
 
     def check_head(self, exchange: AwsExchange) -> Signed:
-        """Return what the head says of the signature, before a byte of the body is read.
+        """Return what the head says of the signature, before a byte of the body is read. Raises
+        AwsError unless it is by these credentials, was made lately, and is bound to this request.
 
-        Raises AwsError unless it is by these credentials, lately made and bound to this request.
-        Where the head has the digest of the body, as that of S3's clients, the signature itself is
-        checked here.
+        A head that has the digest of the body, as S3's clients send it, is checked here in full.
         """
         authorization = AUTHORIZATION.fullmatch(exchange.headers.get("authorization", ""))
         if authorization is None:
@@ -85,27 +84,9 @@ class Signatures:
             raise unrecognized()
 
         date = exchange.headers.get("x-amz-date", "")
-        try:
-            skew_s = abs(time.time() - timegm(time.strptime(date, TIME_FORM)))
-        except ValueError:
-            skew_s = float("inf")
-
-        if skew_s > MAX_SKEW_S or not date.startswith(authorization["day"]):
-            raise wrong_signature(
-                f"Signature expired or not yet current: X-Amz-Date is more than {MAX_SKEW_S:g} s "
-                f"off."
-            )
-
-        # What anyone could have added to a signed request, whose meaning it changes.
         names = authorization["headers"].split(";")
-        sent = {name for name in exchange.headers.keys() if name.startswith(SIGNED_IF_SENT)}
-        unsigned = sorted(sent - {DIGEST, *names})
-        if unsigned:
-            raise wrong_signature(
-                f"There were headers present in the request which were not signed: "
-                f"{', '.join(unsigned)}"
-            )
-
+        _check_date(date, authorization["day"])
+        _check_signed(exchange, names)
         # A signature that is not bound to this request would be good for others too.
         is_bound = REQUIRED <= set(names) and authorization["service"] == SERVICE
         if not is_bound:
@@ -166,3 +147,29 @@ def unrecognized() -> AwsError:
 def wrong_signature(message: str) -> AwsError:
     """The signature is not that of this request, made lately."""
     return AwsError("InvalidSignatureException", 403, message)
+
+
+def _check_date(date: str, day: str) -> None:
+    """Raise AwsError for a date that is too far from now, or of another day than the key."""
+    try:
+        skew_s = abs(time.time() - timegm(time.strptime(date, TIME_FORM)))
+    except ValueError:
+        skew_s = float("inf")
+
+    if skew_s > MAX_SKEW_S or not date.startswith(day):
+        raise wrong_signature(
+            f"Signature expired or not yet current: X-Amz-Date is more than {MAX_SKEW_S:g} s off."
+        )
+
+
+def _check_signed(exchange: AwsExchange, names: list[str]) -> None:
+    """Raise AwsError for a header that changes what a request means and is not among the signed
+    ones: anyone could have added it.
+    """
+    sent = {name for name in exchange.headers.keys() if name.startswith(SIGNED_IF_SENT)}
+    unsigned = sorted(sent - {DIGEST, *names})
+    if unsigned:
+        raise wrong_signature(
+            f"There were headers present in the request which were not signed: "
+            f"{', '.join(unsigned)}"
+        )

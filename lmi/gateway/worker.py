@@ -52,15 +52,7 @@ class AwsProtocol(GuardedProtocol):
 def run(settings: GatewaySettings) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code. Raises StartError."""
     lmi.shared.log.setup("gateway", settings.log_level, settings.log_format)
-    linux.set_title("lmi-gateway")
-    linux.hide_memory()
-    supervisor_pid = os.environ.get(linux.SUPERVISOR_PID)
-    if supervisor_pid:
-        signals.ignore_strays()
-        linux.die_with_parent(int(supervisor_pid), signal.SIGTERM)
-    else:
-        signals.ignore_strays(*signals.of_terminal())
-
+    _prepare_process()
     if settings.s3_endpoint is not None:
         os.environ["AWS_ENDPOINT_URL_S3"] = settings.s3_endpoint
 
@@ -75,17 +67,7 @@ def run(settings: GatewaySettings) -> int:
         signal.signal(signum, server.handle_exit)
 
     listener = bind(settings.host, settings.port)
-    if not settings.checks_signatures and not is_loopback(settings.host):
-        if settings.control_dir is not None:
-            raise BadConfiguration(
-                f"--host {settings.host} is no loopback address: --control-dir needs "
-                f"--check-signatures there"
-            )
-
-        log.warning(
-            "%s is no loopback address, and everybody who reaches it is served", settings.host
-        )
-
+    _check_host(settings)
     say_ready(settings, listener.getsockname()[1])
 
     async def serve() -> None:
@@ -99,6 +81,34 @@ def run(settings: GatewaySettings) -> int:
         runner.run(serve())
 
     return 0
+
+
+def _prepare_process() -> None:
+    """Give this process its title and its signals. A child of the supervisor ends with it."""
+    linux.set_title("lmi-gateway")
+    linux.hide_memory()
+    supervisor_pid = os.environ.get(linux.SUPERVISOR_PID)
+    if supervisor_pid:
+        signals.ignore_strays()
+        linux.die_with_parent(int(supervisor_pid), signal.SIGTERM)
+    else:
+        signals.ignore_strays(*signals.of_terminal())
+
+
+def _check_host(settings: GatewaySettings) -> None:
+    """Warn of an address that a network reaches, if signatures are not checked. Raises
+    BadConfiguration with a control plane, which starts processes for its clients.
+    """
+    if settings.checks_signatures or is_loopback(settings.host):
+        return
+
+    if settings.control_dir is not None:
+        raise BadConfiguration(
+            f"--host {settings.host} is no loopback address: --control-dir needs "
+            f"--check-signatures there"
+        )
+
+    log.warning("%s is no loopback address, and everybody who reaches it is served", settings.host)
 
 
 def make_server(app: Gateway, settings: GatewaySettings) -> uvicorn.Server:

@@ -350,14 +350,24 @@ class BlockCollector(Collector):
             if isinstance(field, state.Histogram):
                 family.add_metric(labels, *summed(values))
             elif isinstance(field, state.Counters):
-                for counts in zip(*(view.items() for view in values), strict=True):
-                    counter_name = counts[0][0]
-                    total = sum(count for _, count in counts)
+                for counter_name, total in _totals(values).items():
                     family.add_metric([*labels, counter_name], total)
+            elif name in WORST:
+                family.add_metric(labels, max(values))
             else:
-                family.add_metric(labels, max(values) if name in WORST else sum(values))
+                family.add_metric(labels, sum(values))
 
         return cast(Metric, family)
+
+
+def _totals(views: Iterable[state.CounterView]) -> dict[str, int]:
+    """Return the sums of the counters of several records, by label."""
+    totals: dict[str, int] = {}
+    for view in views:
+        for label, count in view.items():
+            totals[label] = totals.get(label, 0) + count
+
+    return totals
 
 
 def records_of(kind: type[Record], block: Block) -> Sequence[Record]:

@@ -116,14 +116,8 @@ def spawn(
         return pid
 
     try:
-        # The pipe belongs to the parent.
-        signal.set_wakeup_fd(-1)
+        _reset_signals()
         os.setpgid(0, 0)
-        for signum in (signal.SIGPIPE, signal.SIGCHLD, *ENDING):
-            signal.signal(signum, signal.SIG_DFL)
-
-        # Before signals come in: the program is to ignore strays from its first moment.
-        ignore_strays()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         # While a process hides its memory, its /proc/self/oom_score_adj is root's.
         _prctl(PR_SET_DUMPABLE, 1)
@@ -139,19 +133,38 @@ def spawn(
         for fd in inherited_fds:
             os.set_inheritable(fd, True)
 
+        variables = dict(environ)
         if output_fd is not None:
-            # The former standard error.
-            log_fd = os.dup(STDERR)
-            os.set_inheritable(log_fd, True)
-            os.dup2(output_fd, STDOUT)
-            os.dup2(output_fd, STDERR)
-            environ = {**environ, LOG_FD_NAME: str(log_fd)}
+            variables[LOG_FD_NAME] = str(_redirect_output(output_fd))
 
-        os.execve(argv[0], list(argv), dict(environ))
+        os.execve(argv[0], list(argv), variables)
     except BaseException as error:
         os.write(2, f"cannot start {argv[0]}: {error}\n".encode())
     finally:
         os._exit(EXIT_EXEC_FAILED)
+
+
+def _reset_signals() -> None:
+    """Forget the handlers of the parent, in a child that is to become another program. Strays are
+    ignored before signals come in, so from the program's first moment.
+    """
+    # The pipe belongs to the parent.
+    signal.set_wakeup_fd(-1)
+    for signum in (signal.SIGPIPE, signal.SIGCHLD, *ENDING):
+        signal.signal(signum, signal.SIG_DFL)
+
+    ignore_strays()
+
+
+def _redirect_output(output_fd: int) -> int:
+    """Make a descriptor the standard output and error. Returns that of the former standard
+    error.
+    """
+    former_stderr = os.dup(STDERR)
+    os.set_inheritable(former_stderr, True)
+    os.dup2(output_fd, STDOUT)
+    os.dup2(output_fd, STDERR)
+    return former_stderr
 
 
 def end_at_once(code: int) -> NoReturn:

