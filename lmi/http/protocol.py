@@ -48,8 +48,9 @@ MAX_UNREPORTED_BYTES = 16 << 10
 # The most bytes around a chunk without an extension.
 CHUNK_LINES_BYTES = 32
 # A line that may be the one before a chunk of over 1 MB: six or more hexadecimal digits.
-LARGE_CHUNK = re.compile(rb"\n([0-9A-Fa-f]{6,32}+)[\r;][^\n]{0,1024}+(?=\n)")
-LARGE_CHUNK_AT_START = re.compile(LARGE_CHUNK.pattern[1:])
+SIZE_LINE = rb"(?P<size>[0-9A-Fa-f]{6,32}+)[\r;][^\n]{0,1024}+(?=\n)"
+LARGE_CHUNK = re.compile(rb"\n" + SIZE_LINE)
+LARGE_CHUNK_AT_START = re.compile(SIZE_LINE)
 # Of one read only so many such lines are examined. It has room for few chunks of that size.
 MAX_EXAMINED_LINES = 64
 # Of a request line that comes in pieces only so many bytes are examined.
@@ -330,7 +331,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data[begin : begin + 1])
                 begin += 1
                 if self._arrival.num_chunks > num_chunks_before:
-                    self._announce(int(line[1], 16))
+                    self._announce(int(line["size"], 16))
 
             if begin < len(data):
                 self.parser.feed_data(data[begin:])

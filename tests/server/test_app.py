@@ -352,6 +352,21 @@ def test_a_chunk_over_the_limit_is_413_before_it_has_come(
     assert answer.startswith(b"HTTP/1.1 413 ")
 
 
+def test_a_chunk_whose_line_comes_by_itself_is_413_before_it_has_come(lmi: Host) -> None:
+    head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+    with socket.create_connection(("127.0.0.1", lmi.port), timeout=5) as raw:
+        raw.sendall(head + b"Expect: 100-continue\r\n\r\n")
+        assert raw.recv(65536).startswith(b"HTTP/1.1 100 ")
+
+        # Nothing stands before the line in what is read now.
+        raw.sendall(b"3b9aca00\r\nabc")
+        answer = raw.recv(65536)
+        while b"max_request_size" not in answer:
+            answer += raw.recv(65536)
+
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
 def say(lmi: Host, fields: bytes, num_bytes: int | None = None) -> bytes:
     """Send a request with these header fields and return what comes until the connection closes.
 
