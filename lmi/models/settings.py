@@ -186,7 +186,7 @@ def _counts(value: Given) -> bool:
     """Return whether a value counts here. Variables name no model, and `_of_server` has what the
     server says.
     """
-    layer = value.rank[0]
+    layer = value.rank.layer
     if layer == COMMAND_LINE:
         return True
 

@@ -9,7 +9,7 @@ the names: LMI's serving.properties, TGI's variables, and AWS's pages of LMI and
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from lmi.errors import shorten
 from lmi.settings.kinds import TEXT, TooLarge, is_true
@@ -47,11 +47,18 @@ TRANSLATED: dict[str, Callable[[str], str]] = {
 _BY_ENV_NAME = {key.removeprefix("option.").replace("_", "").lower(): key for key in BY_KEY}
 
 
+class Rank(NamedTuple):
+    """Which of several values for one option counts: the one with the lowest rank."""
+
+    # COMMAND_LINE and so on.
+    layer: int
+    # The order in the layer.
+    order: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One value that was given for an option. The one with the lowest `rank` counts; equal ranks
-    must agree.
-    """
+    """One value that was given for an option. Values of the lowest rank must agree."""
 
     # The key of its row in the table of options, or as it was written if it has no row.
     key: str
@@ -60,19 +67,18 @@ class Given:
     text: str
     # Where it was given: file:line, the name of a variable, or a flag.
     source: str
-    # The layer (COMMAND_LINE and so on), and the order in the layer.
-    rank: tuple[int, int]
+    rank: Rank
 
     @classmethod
     def of(cls, name: str, text: str, source: str, layer: int, order: int = 0) -> Self:
         option = find(name)
         key = option.key if option else name
-        return cls(key, _printable(name)[:100], text.strip(), source, (layer, order))
+        return cls(key, _printable(name)[:100], text.strip(), source, Rank(layer, order))
 
     @property
     def is_from_file(self) -> bool:
         """Whether serving.properties gives it, which may come with the model."""
-        return self.rank[0] == FILE
+        return self.rank.layer == FILE
 
     @property
     def assignment(self) -> str:

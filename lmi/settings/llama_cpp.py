@@ -107,8 +107,10 @@ def report(resolution: Resolution) -> None:
     if FILE_OF_REPOSITORY in texts and REPOSITORY not in texts:
         unread.add(FILE_OF_REPOSITORY)
 
-    is_model_in_command = MODEL in values and values.how_given(MODEL).rank[0] == COMMAND_LINE
-    in_command = start.is_folder_asked or is_model_in_command
+    in_command = start.is_folder_asked
+    if MODEL in values:
+        in_command |= values.how_given(MODEL).rank.layer == COMMAND_LINE
+
     for name in sorted(unread):
         fault = f"{name}={shorten(texts[name])}: names a model and is not read"
         if values.final("multi_model"):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from lmi.errors import shorten
 from lmi.settings.annexes import MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.engine_choice import is_for_embeddings
-from lmi.settings.given import Given
+from lmi.settings.given import Given, Rank
 from lmi.settings.handler import USER_CODE, ChosenEngine
 from lmi.settings.kinds import LENGTH_OR_AUTO, WORDS
 from lmi.settings.listeners import ADDRESS
@@ -217,7 +217,7 @@ def with_meanings(givens: Iterable[Given], has_gpus: bool) -> Iterator[Given]:
         if prefix in ("gpu", "cpu"):
             is_for_gpus = prefix == "gpu"
             if is_for_gpus == has_gpus:
-                yield replace(entry, key=key, rank=(entry.rank[0], -1))
+                yield replace(entry, key=key, rank=Rank(entry.rank.layer, -1))
 
             continue
 
@@ -229,7 +229,7 @@ def with_meanings(givens: Iterable[Given], has_gpus: bool) -> Iterator[Given]:
         yield entry
         for key, text in _implied(entry).items():
             if text:
-                yield replace(entry, key=key, text=text, rank=(entry.rank[0], 1))
+                yield replace(entry, key=key, text=text, rank=Rank(entry.rank.layer, 1))
 
 
 def _implied(entry: Given) -> dict[str, str]:

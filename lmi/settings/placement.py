@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lmi.errors import ModelUnusable
 from lmi.settings.gguf_choice import check_engine, is_gguf, opened_folder, with_files
-from lmi.settings.given import ENVIRONMENT, PLATFORM, Given
+from lmi.settings.given import ENVIRONMENT, PLATFORM, Given, Rank
 from lmi.settings.kinds import local_path
 from lmi.settings.served_folder import DEMO
 from lmi.settings.start import StartInputs
@@ -35,7 +35,7 @@ def place(resolution: Resolution) -> None:
     givens = with_files(givens, start)
 
     first_ranks = _first_ranks(givens)
-    names_model = MODEL in first_ranks and first_ranks[MODEL][0] < ENVIRONMENT
+    names_model = MODEL in first_ranks and first_ranks[MODEL].layer < ENVIRONMENT
     placed: list[Given] = []
     fetched = dict(start.fetched)
     missing: dict[str, None] = {}
@@ -70,9 +70,9 @@ def place(resolution: Resolution) -> None:
     resolution.missing = tuple(missing)
 
 
-def _first_ranks(givens: list[Given]) -> dict[str, tuple[int, int]]:
+def _first_ranks(givens: list[Given]) -> dict[str, Rank]:
     """Return the rank that counts of each key."""
-    first_ranks: dict[str, tuple[int, int]] = {}
+    first_ranks: dict[str, Rank] = {}
     for entry in givens:
         first_ranks[entry.key] = min(entry.rank, first_ranks.get(entry.key, entry.rank))
 
@@ -124,7 +124,11 @@ def _without_models_of_images(givens: list[Given], values: Values, is_whole: boo
     if not start.is_folder_asked or not (is_whole or is_in_file):
         return givens
 
-    of_images = [entry for entry in givens if entry.key == MODEL and entry.rank[0] == PLATFORM]
+    of_images: list[Given] = []
+    for entry in givens:
+        if entry.key == MODEL and entry.rank.layer == PLATFORM:
+            of_images.append(entry)
+
     for entry in of_images:
         values.warn(
             f"{entry.assignment}: has no effect beside {start.folder}, which the command line names"

@@ -15,7 +15,7 @@ BLANKS = " \t\f"
 LINE_END = re.compile(r"\r\n|\r|\n")
 # An odd number of backslashes at the end of a line continues it.
 CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")
-ENTRY = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+ENTRY = re.compile(r"(?P<key>(?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(?P<value>.*)", re.DOTALL)
 ESCAPE = re.compile(r"\\(u.{0,4}|.)", re.DOTALL)
 HEX = re.compile("u[0-9A-Fa-f]{4}")
 ESCAPED = {"t": "\t", "n": "\n", "f": "\f", "r": "\r"}
@@ -81,8 +81,8 @@ def parse(text: str, name: str = "serving.properties") -> Properties:
             continue
 
         try:
-            key = _plain(entry[1])
-            value = _plain(entry[2])
+            key = _plain(entry["key"])
+            value = _plain(entry["value"])
         except ValueError as error:
             rule = "\\u must be followed by four hexadecimal digits"
             raise BadConfiguration(
