@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -177,6 +178,14 @@ def read_again(config: ServerConfig, file: MemoryFile, record: SupervisorRecord)
 # The front ends' side.
 
 
+@dataclass(frozen=True, slots=True)
+class MadeContext:
+    """A context of TLS, and what it was made of."""
+
+    credentials: Credentials
+    context: ssl.SSLContext
+
+
 class SharedCredentials:
     """The credentials as one front end has them, which are at any moment those of all."""
 
@@ -186,8 +195,8 @@ class SharedCredentials:
         # The version that was read.
         self._version = -1
         self._current = Credentials()
-        # The context that was made last, and what it was made of.
-        self._context: tuple[Credentials, ssl.SSLContext] | None = None
+        # The context that was made last.
+        self._made_context: MadeContext | None = None
 
     @classmethod
     def from_environ(cls, record: SupervisorRecord) -> Self | None:
@@ -221,13 +230,16 @@ class SharedCredentials:
 
         credentials = self.current()
         context = credentials.make_context()
-        self._context = credentials, context
+        self._made_context = MadeContext(credentials, context)
         context.sni_callback = choose
         return context
 
     def _context_now(self) -> ssl.SSLContext:
+        """Return the context of the credentials that count now."""
         credentials = self.current()
-        if self._context is None or self._context[0] is not credentials:
-            self._context = credentials, credentials.make_context()
+        made_context = self._made_context
+        if made_context is None or made_context.credentials is not credentials:
+            made_context = MadeContext(credentials, credentials.make_context())
+            self._made_context = made_context
 
-        return self._context[1]
+        return made_context.context

@@ -261,21 +261,22 @@ class UserCodeWorkers(Connections[WorkerConnection]):
 
     def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
         super().__init__(WorkerConnection, sockets, records)
-        # The kinds of formatters that adapters have, by adapter. Of each name the last one.
-        self._formatters_of: dict[str, tuple[AdapterCode, frozenset[str]]] = {}
+        # The code of each adapter that was asked for last, and the kinds of formatters that it has,
+        # by the adapter's name.
+        self._kinds_by_adapter: dict[str, tuple[AdapterCode, frozenset[str]]] = {}
 
     async def formatters_of(self, adapter: AdapterCode) -> frozenset[str]:
         """Return the kinds of formatters that the code of an adapter has. Raises UserCodeFailed
         with what it raises as it is imported.
         """
-        known = self._formatters_of.get(adapter.name)
-        if known is not None and known[0] == adapter:
-            return known[1]
+        code, kinds = self._kinds_by_adapter.get(adapter.name, (None, frozenset()))
+        if code == adapter:
+            return kinds
 
         with closing(await self.begin(LoadCode(adapter))) as call:
             kinds = frozenset((await call.chunk()).decode().split())
 
-        self._formatters_of[adapter.name] = (adapter, kinds)
+        self._kinds_by_adapter[adapter.name] = (adapter, kinds)
         return kinds
 
     async def begin(self, first: ToWorker) -> Call:

@@ -147,9 +147,10 @@ class UserCode:
         return [kind for kind, formatter in kinds.items() if formatter is not None]
 
     def _code_of(self, adapter: AdapterCode) -> Formatters:
-        known = self._of_adapters.get(adapter.name)
-        if known is not None and known[0] == adapter:
-            return known[1]
+        """Return the formatters in the code of an adapter, which is imported once."""
+        code, formatters = self._of_adapters.get(adapter.name, (None, Formatters()))
+        if code == adapter:
+            return formatters
 
         module = _import(Path(adapter.path), f"adapter_{adapter.name}_{adapter.written_ns}")
         formatters = Formatters.of(module)
