@@ -191,9 +191,9 @@ class AsyncInvocations:
                 if error.may_pass and self._queue.outlives_gateway:
                     return
 
+                # It stays in the queue: the next gateway may find its place mended.
                 if job.answer.url == job.failure:
                     log.error("async invocation %s has no file: %s", job.inference_id, error)
-                    await run_in_thread(self._queue.forget, job)
                     return
 
                 job = _failed(job, job.error(str(error)))
@@ -240,6 +240,10 @@ def _read_job(
     output = folder + values.get("Filename", f"{name}.out")
     failure = f"{folder}{name}-error.out"
     location = _location(exchange, inputs)
+    for root in endpoint.answers:
+        rule = answers.broken_rule(root) if root else ""
+        if rule:
+            raise invalid(f"S3OutputPath and S3FailurePath of {endpoint.name} {rule}.")
 
     return AsyncJob(
         endpoint=endpoint.name,

@@ -162,6 +162,22 @@ def test_an_answer_waits_until_a_full_disk_has_room(tmp_path: Path) -> None:
     assert names == [Path(accepted["OutputLocation"]).name]
 
 
+def test_what_has_no_place_for_its_answer_stays_for_the_next_gateway(tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    place.write_text("no folder")
+    with scripted(ANSWER) as container:
+        with gateway(*flags(tmp_path, container.url)) as aws:
+            accepted = accept(aws, InferenceId="mine")
+            wait_until(lambda: aws.says("invocation mine has no file"), "it cannot be written")
+
+        place.unlink()
+        with gateway(*flags(tmp_path, container.url)):
+            wait_until_answered([accepted])
+
+    [file] = files_of(accepted)
+    assert "cannot be written" in file.read_text()
+
+
 def test_one_gateway_at_a_time_has_a_queue(tmp_path: Path) -> None:
     with scripted(ANSWER) as container, gateway(*flags(tmp_path, container.url)):
         with pytest.raises(AssertionError, match="belongs to another gateway"):

@@ -199,6 +199,12 @@ def test_a_configuration_says_where_answers_of_asynchronous_requests_go(tmp_path
         accepted = [invoke(EndpointName="later", Body=BODY) for _ in range(20)]
         os.kill(plane.aws.process.pid, signal.SIGKILL)
 
+    # Where the bucket is no longer allowed, nothing is accepted that cannot be answered.
+    with control_plane(tmp_path, "--async-queue", str(tmp_path / "other")) as plane:
+        plane.wait_in_service("later")
+        with pytest.raises(ClientError, match="--async-bucket allows"):
+            plane.aws.runtime.invoke_endpoint_async(EndpointName="later", Body=BODY)
+
     files = [
         answers / answer["OutputLocation"].removeprefix("s3://answers/") for answer in accepted
     ]
