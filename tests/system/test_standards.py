@@ -144,12 +144,21 @@ def test_a_decorated_handler_answers_with_the_engine_behind_it(server: Server) -
 
 
 def test_a_request_that_asks_the_engine_counts_once(server: Server) -> None:
-    name = 'lmi_requests_total{code="200"}'
-    before = server.metrics()
-    assert server.post({"prompt": "ab", "max_tokens": 5}).status == 200
-    after = server.metrics()
-    assert after[name] == before[name] + 1
-    assert after["lmi_generated_tokens_total"] == before["lmi_generated_tokens_total"] + 5
+    def lines_of(request_id: str) -> int:
+        is_access = '"logger":"lmi.access"'
+        lines = server.log.read_text().splitlines()
+        return sum(is_access in line and f'"{request_id}"' in line for line in lines)
+
+    tokens = "lmi_generated_tokens_total"
+    wait_until(server.is_idle, "no other request runs")
+    num_tokens = server.metrics()[tokens]
+    for request_id in ("first", "second"):
+        headers = {"x-request-id": request_id}
+        assert server.post({"prompt": "ab", "max_tokens": 5}, headers=headers).status == 200
+
+    wait_until(lambda: server.metrics()[tokens] == num_tokens + 10, "the tokens are counted")
+    wait_until(lambda: lines_of("second") == 1, "it has its line")
+    assert lines_of("first") == 1
 
 
 def test_a_decorated_ping_answers_while_the_server_is_healthy(server: Server) -> None:
