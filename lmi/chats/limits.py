@@ -87,8 +87,12 @@ class Budget:
             raise GenerationFailed(f"the chat template ran for over {self._max_s:g} s")
 
     def spend(self, units: int) -> None:
-        """Raise OutOfRoom if no room for so many units is left."""
-        self._num_left -= units
+        """Raise OutOfRoom if no room for so many units is left.
+
+        A negative number, as the width of a text that is padded may be, spends nothing: what is
+        left never grows.
+        """
+        self._num_left -= max(0, units)
         if self._num_left < 0:
             raise OutOfRoom(f"the chat template made over {self._max_units} characters")
 
