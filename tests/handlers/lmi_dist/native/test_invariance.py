@@ -28,6 +28,8 @@ SETTINGS: dict[str, dict[str, str]] = {
     "bf16": {"dtype": "bf16"},
     "int8": {"quantize": "int8"},
     "int4": {"quantize": "int4"},
+    # Keys and values are bfloat16 where the CPU multiplies it.
+    "int8_bf16": {"quantize": "int8", "dtype": "bf16"},
 }
 CASES = [(family, kind) for family in ("llama", "gemma2", "phi") for kind in SETTINGS] + [
     (family, "f32") for family in ("mistral", "qwen3", "gemma3", "gpt2", "opt_post_norm")
