@@ -395,6 +395,7 @@ def _entry_of(
     request = message.request
     origin = message.origin
     sampling = request.sampling_config
+
     return FrontEndEntry(
         client=origin.client,
         num_prompt_tokens=len(request.input_token_ids),

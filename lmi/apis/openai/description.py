@@ -277,6 +277,7 @@ def _add_tokens(api: ApiDescription) -> None:
         CAUSES_OF_TOKENS,
         body="OpenAIToTokenize",
     )
+
     api.add(
         "post",
         "/detokenize",
@@ -298,7 +299,9 @@ def _add_models(api: ApiDescription) -> None:
             "last_id": or_null({"type": "string"}),
         }
     )
+
     models = content(either(openai_models, anthropic_models))
     api.add("get", "/v1/models", "The model and its names", models)
+
     model = content(either("OpenAIModel", "AnthropicModel"))
     api.add("get", "/v1/models/{model}", "The model by a name of its", model)

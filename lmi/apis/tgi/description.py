@@ -83,6 +83,7 @@ def describe(config: Config) -> ApiDescription:
     about = "Text Generation Inference 3.3."
     rules = [TGI.errors]
     api = ApiDescription("TGI", about, config.model, SCHEMAS, content("TgiError"), rules)
+
     events = content(either("TgiEvent", "TgiError"), SSE)
     request = "TgiRequest"
     list_or_events = content(["TgiAnswer"]) | events
@@ -90,6 +91,7 @@ def describe(config: Config) -> ApiDescription:
     api.infer("/", summary, list_or_events, "TgiEitherRequest")
     api.infer("/generate", "Continue a prompt", "TgiAnswer", request)
     api.infer("/generate_stream", "Continue a prompt, token by token", events, request)
+
     api.add("get", "/info", "What is served, and its limits", "TgiInfo")
     api.add("get", "/health", "Whether requests are served", NOTHING)
     return api
