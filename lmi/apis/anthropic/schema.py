@@ -128,7 +128,8 @@ def parse(message: Message[OpenAIFormat], *, is_counted: bool = False) -> Parsed
         if tool.get("defer_loading") is True:
             deferred.add(tool["name"])
 
-    messages = _messages(values, {name: tools[name] for name in deferred})
+    undescribed = {name: tools[name] for name in deferred}
+    messages = _messages(values, undescribed)
     if not is_counted and values["max_new_tokens"] is None:
         raise InvalidParameter("max_tokens", "an integer of at least 1", None)
 
@@ -138,10 +139,12 @@ def parse(message: Message[OpenAIFormat], *, is_counted: bool = False) -> Parsed
             "an answer begins a message of its own, so the last one cannot be the assistant's",
         )
 
-    choice = _tool_choice(values, tools)
+    mode_or_tool = _tool_choice(values, tools)
     guide = _read_output_config(values)
     fill_in(values, MESSAGES, message)
-    return chat_request(values, message.format, messages, tools, choice, guide, ignored, deferred)
+    return chat_request(
+        values, message.format, messages, tools, mode_or_tool, guide, ignored, deferred
+    )
 
 
 def _tool_choice(values: dict[str, Any], tools: Tools) -> ToolChoice:
@@ -178,7 +181,7 @@ def _read_output_config(values: dict[str, Any]) -> AskedGuide:
     return NO_GUIDE
 
 
-def _messages(values: ParameterValues, deferred: Tools) -> list[dict[str, Any]]:
+def _messages(values: ParameterValues, undescribed: Tools) -> list[dict[str, Any]]:
     places = messages_by_place(values)
     messages: list[dict[str, Any]] = []
     system = _system(values.get("system"))
@@ -186,7 +189,7 @@ def _messages(values: ParameterValues, deferred: Tools) -> list[dict[str, Any]]:
         messages.append({"role": "system", "content": system})
 
     for name, message in places:
-        messages += _read_message(name, an_object(name, message), deferred)
+        messages += _read_message(name, an_object(name, message), undescribed)
 
     return messages
 
@@ -201,9 +204,9 @@ def _system(value: object) -> object:
     return content("system", blocks, has_images=False)
 
 
-def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[dict[str, Any]]:
+def _read_message(name: str, message: dict[str, Any], undescribed: Tools) -> list[dict[str, Any]]:
     """Return a message as templates expect it: each result of a tool is a message of its own. Take
-    the tools that it describes from `deferred`.
+    the tools that it describes from `undescribed`.
     """
     role = read_role(f"{name}.role", message.get("role"))
     value = message.get("content")
@@ -213,7 +216,7 @@ def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[d
     if not isinstance(value, list):
         raise InvalidParameter(f"{name}.content", "a string or a list of blocks", value)
 
-    contents = _read_blocks(f"{name}.content", value, role, deferred)
+    contents = _read_blocks(f"{name}.content", value, role, undescribed)
     results = contents.get("tool_result", [])
     parts = contents["text"]
     if results and not parts:
@@ -232,17 +235,20 @@ def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[d
 
 
 def _read_blocks(
-    name: str, values: list[object], role: str, deferred: Tools
+    name: str, values: list[object], role: str, undescribed: Tools
 ) -> dict[str, list[Any]]:
     """Return what the blocks of a message hold, by their types. Images stand among the texts."""
     contents: dict[str, list[Any]] = {kind: [] for kind in BLOCKS[role]}
     for n, value in enumerate(values):
         place = f"{name}[{n}]"
-        block = _without_references(place, an_object(place, value), deferred)
+        block = _without_references(place, an_object(place, value), undescribed)
         kind = block.get("type")
         if not isinstance(kind, str) or kind not in contents:
+            kinds = ", ".join(contents)
             raise Unsupported(
-                place, f"messages are text alone, given a block of type {shorten(kind)} ({role})"
+                place,
+                f"a message of the {role} has blocks of the types {kinds}, "
+                f"given one of type {shorten(kind)}",
             )
 
         block_content = BLOCKS[role][kind](place, block)
@@ -251,19 +257,20 @@ def _read_blocks(
     return contents
 
 
-def _without_references(place: str, block: dict[str, Any], deferred: Tools) -> dict[str, Any]:
+def _without_references(place: str, block: dict[str, Any], undescribed: Tools) -> dict[str, Any]:
     """Return a block with a text for each reference to a tool."""
     parts = block.get("content")
     if not isinstance(parts, list):
         return block
 
     texts = [
-        _without_reference(f"{place}.content[{n}]", part, deferred) for n, part in enumerate(parts)
+        _without_reference(f"{place}.content[{n}]", part, undescribed)
+        for n, part in enumerate(parts)
     ]
     return block | {"content": texts}
 
 
-def _without_reference(place: str, part: object, deferred: Tools) -> object:
+def _without_reference(place: str, part: object, undescribed: Tools) -> object:
     """Return a part that is no reference, else a text: the description of the tool, or its name
     alone where it has been described.
     """
@@ -271,10 +278,10 @@ def _without_reference(place: str, part: object, deferred: Tools) -> object:
         return part
 
     name = text(f"{place}.tool_name", part.get("tool_name"))
-    if name not in deferred:
+    if name not in undescribed:
         return {"type": "text", "text": name}
 
-    return {"type": "text", "text": dumps(deferred.pop(name)).decode()}
+    return {"type": "text", "text": dumps(undescribed.pop(name)).decode()}
 
 
 def _text(place: str, block: dict[str, Any]) -> str:

@@ -210,7 +210,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"messages": [{"role": "user", "content": [CALL]}]},
-        "given a block of type 'tool_use' (user)",
+        "a message of the user has blocks of the types text, image, tool_result, "
+        "given one of type 'tool_use'",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": []}]}]},
