@@ -32,7 +32,7 @@ def is_of_anthropic(exchange: Exchange) -> bool:
 async def models(exchange: Exchange, models: Models) -> None:
     """Answer `/v1/models`, to each client in its form."""
     if not is_of_anthropic(exchange):
-        await openai.models(exchange, models)
+        await openai.list_models(exchange, models)
         return
 
     entries = [_entry(card) for card in await openai.cards(models)]
@@ -48,7 +48,7 @@ async def models(exchange: Exchange, models: Models) -> None:
 async def model(exchange: Exchange, models: Models) -> None:
     """Answer `/v1/models/{model}`, to each client in its form."""
     if not is_of_anthropic(exchange):
-        await openai.model(exchange, models)
+        await openai.describe_model(exchange, models)
         return
 
     card = await openai.card_of(exchange.scope["path_params"]["model"], models)

@@ -1,6 +1,7 @@
 """The routes of OpenAI's API beside those of generation: the models, and what is not here."""
 
-from pathlib import Path
+import asyncio
+import os
 from typing import Any
 
 from lmi.errors import UnknownModel, shorten
@@ -40,18 +41,18 @@ def why_not_found(path: str) -> str:
     return ""
 
 
-async def models(exchange: Exchange, models: Models) -> None:
+async def list_models(exchange: Exchange, models: Models) -> None:
     """Answer `/v1/models`."""
     await exchange.send_json({"object": "list", "data": await cards(models)})
 
 
-async def model(exchange: Exchange, models: Models) -> None:
+async def describe_model(exchange: Exchange, models: Models) -> None:
     """Answer `/v1/models/{model}`."""
     await exchange.send_json(await card_of(exchange.scope["path_params"]["model"], models))
 
 
 async def card_of(name: str, models: Models) -> dict[str, Any]:
-    """Return the entry of a model by a name of its. Raises UnknownModel."""
+    """Return the entry of the model that has this name. Raises UnknownModel."""
     entries = await cards(models)
     for card in entries:
         if card["id"] == name:
@@ -64,9 +65,9 @@ async def card_of(name: str, models: Models) -> dict[str, Any]:
 
     # A model may answer to further names, which the list does not have.
     if not only.model.answers_to(name):
-        only.check_model(name)
+        raise UnknownModel(f"no model {shorten(name)} is served here, only {only.served_names}")
 
-    return _card(only, name)
+    return _card(only, name, await _created_s(only))
 
 
 async def cards(models: Models) -> list[dict[str, Any]]:
@@ -74,8 +75,9 @@ async def cards(models: Models) -> list[dict[str, Any]]:
     entries = []
     for service in await models.listed_for_engines():
         model = service.config.model
+        created_s = await _created_s(service)
         for name in (model.name, *model.aliases):
-            entries.append(_card(service, name))
+            entries.append(_card(service, name, created_s))
 
         if service.adapters is None:
             continue
@@ -83,19 +85,28 @@ async def cards(models: Models) -> list[dict[str, Any]]:
         for adapter in service.adapters.entries():
             # It is the source that the adapter was loaded from, which `/adapters` tells too.
             root = adapter.src or adapter.path
-            entries.append(_card(service, adapter.name) | {"root": root, "parent": model.name})
+            card = _card(service, adapter.name, created_s)
+            entries.append(card | {"root": root, "parent": model.name})
 
     return entries
 
 
-def _card(service: Service, name: str) -> dict[str, Any]:
+async def _created_s(service: Service) -> int:
+    """Return the time of the last change of a model's folder, 0 where it cannot be read now."""
+    try:
+        status = await asyncio.to_thread(os.stat, service.config.model.path)
+    except OSError:
+        return 0
+
+    return int(status.st_mtime)
+
+
+def _card(service: Service, name: str, created_s: int) -> dict[str, Any]:
     """Return the entry of a model under one of its names."""
-    # A model is as old as the last change of its folder.
-    created_s = Path(service.config.model.path).stat().st_mtime
     return {
         "id": name,
         "object": "model",
-        "created": int(created_s),
+        "created": created_s,
         "owned_by": "lmi",
         "root": service.config.model.path,
         "parent": None,
