@@ -43,10 +43,14 @@ BEAT_S = 1.0
 # From the end of an application's open requests to the moment when uvicorn cancels those that go
 # on.
 LAST_S = 1.0
+# However short the drain is, requests have this long to end by themselves.
+MIN_FINISH_S = 0.5
 # The master checks its workers once a second. In a gap of this length it did not run.
 LATE_S = 3.0
 # A record without a beat for this long is free.
 SILENT_S = 15.0
+# The variable that tells a worker its slot.
+SLOT = "LMI_SLOT"
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +58,7 @@ _runtime = ServerRuntime.from_environ()
 _block = _runtime.attach()
 _server = _runtime.config
 _supervisor_pid = int(os.environ[linux.SUPERVISOR_PID])
-_finish_s = max(0.5, _server.drain_timeout_s - drain_notice_s(_server.drain_timeout_s))
+_finish_s = max(MIN_FINISH_S, _server.drain_timeout_s - drain_notice_s(_server.drain_timeout_s))
 
 
 def set_up_log(role: str) -> None:
@@ -98,7 +102,7 @@ class FrontEndProtocol(GuardedProtocol):
 
     def note_refusal(self, refusal: Refusal) -> None:
         super().note_refusal(refusal)
-        _block.frontends[int(os.environ["LMI_SLOT"])].num_requests.add(str(refusal.status))
+        _block.frontends[int(os.environ[SLOT])].num_requests.add(str(refusal.status))
 
 
 class Beat(WorkerTmp):  # type: ignore[misc]
@@ -217,14 +221,11 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
         A TERM reports a drain too, but an early one is lost.
         """
         due_s = time.monotonic()
-        draining_since_s = 0.0
+        # A worker that begins while the supervisor drains ends at its first beat.
+        not_draining_s = 0.0
         while True:
             now = time.monotonic()
-            self.notify()
-            self.record.beat_s = now
-            self.record.loop_lag_s = now - due_s
-            self.record.num_open_connections = len(server.server_state.connections)
-            lmi.shared.log.follow(_block.supervisor.log_level)
+            self._report(server, now, lag_s=now - due_s)
 
             parent = os.getppid()
             if parent not in (self.ppid, _supervisor_pid):
@@ -235,13 +236,21 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
                 server.stop_accepting()
 
             if _block.supervisor.phase != Phase.DRAINING:
-                draining_since_s = now
+                not_draining_s = now
 
-            if parent != self.ppid or now - draining_since_s > 2 * BEAT_S:
+            if parent != self.ppid or now - not_draining_s > 2 * BEAT_S:
                 server.should_exit = True
 
             due_s = now + BEAT_S
             await asyncio.sleep(BEAT_S)
+
+    def _report(self, server: FrontEndServer, now: float, *, lag_s: float) -> None:
+        """Tell the master and the supervisor that this worker lives, and take its log level."""
+        self.notify()
+        self.record.beat_s = now
+        self.record.loop_lag_s = lag_s
+        self.record.num_open_connections = len(server.server_state.connections)
+        lmi.shared.log.follow(_block.supervisor.log_level)
 
 
 def on_starting(server: Arbiter) -> None:
@@ -296,7 +305,7 @@ def post_fork(server: Arbiter, worker: FrontEndWorker) -> None:
     if num_starts > workers:
         log.info("front end %d starts again as process %d", worker.slot, os.getpid())
 
-    os.environ["LMI_SLOT"] = str(worker.slot)
+    os.environ[SLOT] = str(worker.slot)
 
 
 def child_exit(server: Arbiter, worker: FrontEndWorker) -> None:
