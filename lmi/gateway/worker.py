@@ -66,8 +66,8 @@ def run(settings: GatewaySettings) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, server.handle_exit)
 
-    listener = bind(settings.host, settings.port)
     _check_host(settings)
+    listener = bind(settings.host, settings.port)
     say_ready(settings, listener.getsockname()[1])
 
     async def serve() -> None:
