@@ -96,7 +96,10 @@ ROWS = named(
         (1,),
     ),
     Parameter(
-        "min_p", number(0, 1), "Draw from tokens with this part of the best's probability.", (0,)
+        "min_p",
+        number(0, 1),
+        "Draw from tokens with at least this share of the likeliest token's probability.",
+        (0,),
     ),
     Parameter(
         "typical_p", number(0, 1, low_open=True), "Draw from typical tokens that sum to this.", (1,)
