@@ -11,7 +11,7 @@ from lmi.settings.table import OPTIONS
 from lmi.settings.values import Values
 
 # Variables that the table of options has.
-OF_ROWS = frozenset(name for option in OPTIONS for name in option.platform)
+VARIABLES_OF_OPTIONS = frozenset(name for option in OPTIONS for name in option.platform)
 FLAG_ALONE = "true"
 LEFT_OUT = "false"
 
@@ -56,7 +56,7 @@ def flag_variables(environ: Mapping[str, str], prefix: str) -> list[FlagVariable
     variables: list[FlagVariable] = []
     for name in sorted(environ):
         flag = name.removeprefix(prefix).lower()
-        if not name.startswith(prefix) or not flag or name in OF_ROWS:
+        if not name.startswith(prefix) or not flag or name in VARIABLES_OF_OPTIONS:
             continue
 
         text = environ[name].strip()
@@ -71,8 +71,9 @@ def flag_variables(environ: Mapping[str, str], prefix: str) -> list[FlagVariable
 def report_flags(
     values: Values, variables: list[FlagVariable], flags: Mapping[str, Flag]
 ) -> Iterator[FlagVariable]:
-    """Yield the flags that give options. Warns of each that is not read, with what to write
-    instead, and notes those that are needless or left out.
+    """Yield the variables that are left for the caller: those whose flag has an option, and those
+    whose flag is unknown. Warns of each that is not read, with what to write instead, and notes
+    those that are needless or left out.
     """
     left_out: list[str] = []
     for variable in variables:
