@@ -22,10 +22,11 @@ def fill_in(values: dict[str, Any], fields: ParameterValues, defaults: SamplingD
 
     An engine with its own defaults has no do_sample, which only chooses among them. It decodes
     greedily if the temperature is 0, if top_k is 1, or if top_k and top_p are both 0; if one of the
-    two is 0, it is no limit. The reference's code has another temperature there; the page counts.
+    two is 0, it is no limit. With do_sample the temperature is 1.0 on LMI's page and 0.8 in the
+    reference's code; the page counts.
 
-    `fields` holds the checked parameters as the client wrote them, with those that mean the same as
-    leaving them out on other engines.
+    `values` holds the checked parameters that have an effect. `fields` holds all checked parameters
+    as the client wrote them, with those that mean the same as leaving them out on other engines.
     """
     if "do_sample" in values:
         sampling = asdict(defaults.with_do_sample)
@@ -34,13 +35,15 @@ def fill_in(values: dict[str, Any], fields: ParameterValues, defaults: SamplingD
 
     for name in sampling:
         if fields.get(name) is not None:
+            # `values` lacks it if it is the number by which other engines switch it off.
             sampling[name] = values.get(name, fields[name])
 
     values.pop("do_sample", None)
     temperature = sampling["temperature"]
     top_k = sampling["top_k"]
     top_p = sampling["top_p"]
-    if temperature == 0 or top_k == 1 or (top_k < 1 and top_p == 0):
+    is_greedy = temperature == 0 or top_k == 1 or (top_k < 1 and top_p == 0)
+    if is_greedy:
         return
 
     values["do_sample"] = True
