@@ -51,7 +51,9 @@ class _KeptFile(msgspec.Struct, omit_defaults=True):
         )
 
 
-class _Kept(msgspec.Struct):
+class _KeptFiles(msgspec.Struct):
+    """The content of the file: the kept files by their paths in the commit."""
+
     format_version: int
     files: dict[str, _KeptFile]
 
@@ -65,7 +67,7 @@ class KeptListing:
     def read(self) -> list[HubFile] | None:
         """Return the files, or None if no listing is kept that can be read."""
         try:
-            listing = msgspec.json.decode(self._file.read_bytes(), type=_Kept)
+            listing = msgspec.json.decode(self._file.read_bytes(), type=_KeptFiles)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -84,7 +86,7 @@ class KeptListing:
     def write(self, files: list[HubFile]) -> None:
         """Keep a listing whose files are here. A cache that cannot be written keeps none."""
         entries = {file.path: _KeptFile.of(file) for file in files}
-        data = msgspec.json.encode(_Kept(TREE_FORMAT, entries))
+        data = msgspec.json.encode(_KeptFiles(TREE_FORMAT, entries))
         # The cache may be read-only.
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
