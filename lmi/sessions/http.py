@@ -80,28 +80,38 @@ async def change_session(exchange: Exchange, service: Service, kind: str) -> Non
     """
     sessions = switched_on(service, "requestType", kind)
     if kind == NEW_SESSION:
-        # Behind SageMaker and other proxies all clients have the same address.
-        client = exchange.scope.get("client")
-        owner = str(client[0]) if client else ""
-        session = await asyncio.to_thread(sessions.open, owner)
-
-        # The whole second before the end.
-        expires = datetime.fromtimestamp(int(session.expires_s), UTC)
-        text = f"{session.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"
-        result = "created"
-        headers = [(HEADER, text), (NEW_HEADER, text)]
+        await _open(exchange, sessions)
     else:
-        session_id = id_in_header(exchange)
-        if session_id in (None, "", NEW_SESSION):
-            raise InvalidSession(HEADER, "the id of the session to close", session_id)
+        await _close(exchange, sessions)
 
-        session = await open_session(sessions, str(session_id))
-        if not await asyncio.to_thread(sessions.close, session.id):
-            raise not_open(session.id)
 
-        result = "closed"
-        headers = [(CLOSED_HEADER, session.id)]
+async def _open(exchange: Exchange, sessions: Sessions) -> None:
+    # Behind SageMaker and other proxies all clients have the same address.
+    client = exchange.scope.get("client")
+    owner = str(client[0]) if client else ""
+    session = await asyncio.to_thread(sessions.open, owner)
 
+    # The whole second before the end.
+    expires = datetime.fromtimestamp(int(session.expires_s), UTC)
+    text = f"{session.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"
+    await _answer(exchange, session, "created", [(HEADER, text), (NEW_HEADER, text)])
+
+
+async def _close(exchange: Exchange, sessions: Sessions) -> None:
+    session_id = id_in_header(exchange)
+    if session_id in (None, "", NEW_SESSION):
+        raise InvalidSession(HEADER, "the id of the session to close", session_id)
+
+    session = await find_open(sessions, str(session_id))
+    if not await asyncio.to_thread(sessions.close, session.id):
+        raise not_open(session.id)
+
+    await _answer(exchange, session, "closed", [(CLOSED_HEADER, session.id)])
+
+
+async def _answer(
+    exchange: Exchange, session: Session, result: str, headers: list[tuple[str, str]]
+) -> None:
     body = b'{"result": "Session %b %b"}\n' % (session.id.encode(), result.encode())
     await exchange.send_whole(200, "application/json", body, headers)
 
@@ -124,7 +134,7 @@ async def session_of(exchange: Exchange, service: Service) -> str | None:
         )
         return None
 
-    session = await open_session(sessions, session_id)
+    session = await find_open(sessions, session_id)
     return session.id
 
 
@@ -155,7 +165,10 @@ def switched_on(service: Service, name: str, value: str) -> Sessions:
     return service.sessions
 
 
-async def open_session(sessions: Sessions, session_id: str) -> Session:
+async def find_open(sessions: Sessions, session_id: str) -> Session:
+    """Return the open session with this id. Raises InvalidSession if there is none, Unavailable if
+    it cannot be read now.
+    """
     try:
         session = await asyncio.to_thread(sessions.find, session_id)
     except OSError as error:
