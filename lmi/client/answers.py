@@ -19,6 +19,7 @@ MAX_LINE_BYTES = 16 << 20
 MAX_ERROR_BYTES = 1 << 20
 MAX_MESSAGE_CHARS = 500
 
+# The pause before a busy server is asked again, if it names none, and the longest one.
 PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 
@@ -83,8 +84,8 @@ async def lines_of_async(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
         yield line
 
 
-class Whole:
-    """Puts the pieces of an answer together, of an answer that is no success as many as an error
+class BoundedBody:
+    """Puts the pieces of a body together: all of a success, and as many of an error as its message
     needs.
     """
 
@@ -110,23 +111,23 @@ class Whole:
 
 
 def whole_of(pieces: Iterable[bytes], is_success: bool) -> bytes:
-    """Return the answer that comes in pieces. Raises OddAnswer."""
-    whole = Whole(is_success)
+    """Return the body that comes in pieces. Raises OddAnswer."""
+    body = BoundedBody(is_success)
     for piece in pieces:
-        if not whole.feed(piece):
+        if not body.feed(piece):
             break
 
-    return whole.data
+    return body.data
 
 
 async def whole_of_async(pieces: AsyncIterable[bytes], is_success: bool) -> bytes:
-    """Return the answer that comes in pieces. Raises OddAnswer."""
-    whole = Whole(is_success)
+    """Return the body that comes in pieces. Raises OddAnswer."""
+    body = BoundedBody(is_success)
     async for piece in pieces:
-        if not whole.feed(piece):
+        if not body.feed(piece):
             break
 
-    return whole.data
+    return body.data
 
 
 def json_or_page(body: bytes) -> Any:
@@ -214,9 +215,8 @@ def waiting_text(chunk: Json) -> str:
 
 
 def pause_of(headers: Mapping[str, str]) -> tuple[float, str]:
-    """Return for how many seconds to wait before asking a busy server again.
-
-    And a warning, if that is not what the server asked for.
+    """Return for how many seconds to wait before asking a busy server again, and a warning if the
+    server asked for a longer time.
     """
     retry_after = headers.get("Retry-After", "")
     try:
