@@ -1,5 +1,5 @@
-"""One request of a client in the process of user code: it runs the app, and what the app asks the
-server on the way.
+"""One request of a client in the process of user code: the app answers it, and may ask the server
+questions on the way.
 """
 
 import asyncio
@@ -7,18 +7,33 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from starlette.types import ASGIApp, Message
 
 from lmi.errors import ErrorInfo, UserCodeFailed, shorten
 from lmi.user_code.calls import WINDOW, Drop, End, Taken
 from lmi.user_code.outputs import HEADER_NAME, HEADER_VALUE
-from lmi.user_code.standards import calls
-from lmi.user_code.standards.calls import AppStart, Field, Serve, chunks_of
+from lmi.user_code.standards.calls import (
+    AppStart,
+    AskServer,
+    Broken,
+    Field,
+    Part,
+    PartTaken,
+    Serve,
+    ServerReply,
+    StopAsking,
+    ToApp,
+    ToFrontEnd,
+    chunks_of,
+)
 from lmi.user_code.worker import describe
 
+# The log names the module that its readers know.
 log = logging.getLogger("lmi.user_code.standards.worker")
+
+FromServer: TypeAlias = ServerReply | Part | Broken
 
 
 class ServerLost(Exception):
@@ -39,35 +54,35 @@ class ServerAnswer(NamedTuple):
 class Question:
     """One request of the code to the server, and what has come back of it."""
 
-    def __init__(self, call: "RunningRequest", number: int) -> None:
-        self._call = call
+    def __init__(self, request: "RunningRequest", number: int) -> None:
+        self._request = request
         self._number = number
-        self._inbox: asyncio.Queue[calls.ServerReply | calls.Part | calls.Broken] = asyncio.Queue()
+        self._inbox: asyncio.Queue[FromServer] = asyncio.Queue()
         self._is_over = False
 
-    def take(self, message: calls.ServerReply | calls.Part | calls.Broken) -> None:
+    def take(self, message: FromServer) -> None:
         self._inbox.put_nowait(message)
 
     async def answer(self) -> ServerAnswer:
         reply = await self._next()
-        assert isinstance(reply, calls.ServerReply)
+        assert isinstance(reply, ServerReply)
         return ServerAnswer(reply.status, reply.headers, self._parts())
 
     async def _parts(self) -> AsyncIterator[bytes]:
         try:
             while not self._is_over:
                 part = await self._next()
-                assert isinstance(part, calls.Part)
+                assert isinstance(part, Part)
                 self._is_over = part.is_last
-                self._call.send(calls.PartTaken(self._number))
+                self._request.send(PartTaken(self._number))
                 if part.body:
                     yield part.body
         finally:
             self.close()
 
-    async def _next(self) -> calls.ServerReply | calls.Part:
+    async def _next(self) -> ServerReply | Part:
         message = await self._inbox.get()
-        if isinstance(message, calls.Broken):
+        if isinstance(message, Broken):
             self._is_over = True
             raise ServerLost(message.reason)
 
@@ -75,7 +90,7 @@ class Question:
 
     def close(self) -> None:
         """Stop the server's answer, unless all of it has come."""
-        self._call.forget(self._number, is_over=self._is_over)
+        self._request.forget(self._number, is_over=self._is_over)
         self._is_over = True
 
 
@@ -85,7 +100,7 @@ class RunningRequest:
     def __init__(
         self,
         request: Serve,
-        send: Callable[[calls.ToFrontEnd], None],
+        send: Callable[[ToFrontEnd], None],
         forget: Callable[[], None],
     ) -> None:
         """`send` sends to the front end. `forget` is called when nothing follows."""
@@ -95,22 +110,24 @@ class RunningRequest:
         self._numbers = count()
         self._questions: dict[int, Question] = {}
         self._has_read = False
-        self._is_gone = asyncio.Event()
+        # Set when the client has left.
+        self._gone = asyncio.Event()
+        # Chunks that the front end still takes before it has sent some on.
         self._room = asyncio.Semaphore(WINDOW)
         self._has_ended = False
         self.task: asyncio.Task[None] | None = None
 
     # What comes from the front end.
 
-    def take(self, message: calls.ToApp) -> None:
+    def take(self, message: ToApp) -> None:
         match message:
             case Taken():
                 self._room.release()
             case Drop():
-                self._is_gone.set()
+                self._gone.set()
                 if self.task is not None:
                     self.task.cancel()
-            case calls.ServerReply() | calls.Part() | calls.Broken():
+            case ServerReply() | Part() | Broken():
                 question = self._questions.get(message.number)
                 if question is not None:
                     question.take(message)
@@ -119,36 +136,37 @@ class RunningRequest:
         """The front end has gone, and the client with it."""
         self.take(Drop())
         for question in list(self._questions.values()):
-            question.take(calls.Broken(0, "the front end was lost"))
+            question.take(Broken(0, "the front end was lost"))
 
     # What goes to the front end.
 
     async def ask(
         self, method: str, path: str, query: bytes, headers: list[Field], body: bytes
     ) -> Question:
-        """AskServer the server. Raises ServerLost where the request has ended already."""
+        """Ask the server. Raises ServerLost where the request has ended already."""
         if self._has_ended:
             raise ServerLost("the request that this belongs to has ended")
 
         number = next(self._numbers)
         question = Question(self, number)
         self._questions[number] = question
-        self.send(calls.AskServer(number, method, path, query, headers, body))
+        self.send(AskServer(number, method, path, query, headers, body))
         return question
 
     def forget(self, number: int, *, is_over: bool) -> None:
         if self._questions.pop(number, None) is not None and not is_over and not self._has_ended:
-            self.send(calls.StopAsking(number))
+            self.send(StopAsking(number))
 
     # The app.
 
     async def run(self, app: ASGIApp) -> None:
-        CALL.set(self)
+        RUNNING_REQUEST.set(self)
         error = None
         try:
             await app(self._scope(), self._receive, self._send)
         except asyncio.CancelledError:
             log.debug("the client has left")
+        # An app that calls `sys.exit` ends its request, and not the process with all the others.
         except BaseException as failure:
             log.error("the model's code failed", exc_info=failure)
             error = UserCodeFailed(describe(failure)).info
@@ -169,6 +187,7 @@ class RunningRequest:
             "query_string": request.query,
             "headers": list(request.headers),
             "client": request.client,
+            # ASGI asks for an address. The server's own is not known in this process.
             "server": ("127.0.0.1", 8080),
             "state": {},
         }
@@ -178,7 +197,7 @@ class RunningRequest:
             self._has_read = True
             return {"type": "http.request", "body": self.request.body, "more_body": False}
 
-        await self._is_gone.wait()
+        await self._gone.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
@@ -224,5 +243,5 @@ def _check_head(status: int, fields: list[Field]) -> None:
             raise ValueError(f"the header {name} must be one line, given {shorten(value)}")
 
 
-# The call that the code runs for now. Tasks that it makes inherit it.
-CALL: ContextVar[RunningRequest | None] = ContextVar("lmi_call", default=None)
+# The request that the code runs for now. Tasks that it makes inherit it.
+RUNNING_REQUEST: ContextVar[RunningRequest | None] = ContextVar("lmi_running_request", default=None)

@@ -16,7 +16,12 @@ from starlette.exceptions import HTTPException
 
 from lmi.user_code.runner import LazyTokenizer
 from lmi.user_code.standards.calls import Broken, Field
-from lmi.user_code.standards.conversation import CALL, Question, RunningRequest, ServerLost
+from lmi.user_code.standards.conversation import (
+    RUNNING_REQUEST,
+    Question,
+    RunningRequest,
+    ServerLost,
+)
 
 COMPLETIONS = "/v1/completions"
 PING = "/ping"
@@ -67,24 +72,24 @@ FINAL_ONLY = "FINAL_ONLY"
 ABORTED = "aborted"
 
 
-def call_now() -> RunningRequest:
+def running_request() -> RunningRequest:
     """Return the request that the running code answers. Raises RuntimeError outside of one."""
-    call = CALL.get()
-    if call is None:
+    request = RUNNING_REQUEST.get()
+    if request is None:
         raise RuntimeError("the engines answer inside a request: no request is being answered here")
 
-    return call
+    return request
 
 
 async def asking(
     method: str, path: str, headers: list[Field], body: bytes, query: bytes = b""
 ) -> Question:
-    return await call_now().ask(method, path, query, headers, body)
+    return await running_request().ask(method, path, query, headers, body)
 
 
 def headers_of_client() -> list[Field]:
     """Return the headers that say whose request the code answers."""
-    headers = call_now().request.headers
+    headers = running_request().request.headers
     return [(name, value) for name, value in headers if name.lower() in OF_CLIENT]
 
 
