@@ -6,20 +6,13 @@ lock. So before a text, a list or a number is made, the size that it can have is
 comparing one walks through all of it. How deep containers lie in each other is bounded too: Python
 hashes a tuple in a tuple in C, where no limit of recursion saves the stack.
 
-minijinja with its `fuel` does not replace this (measured with the Python package 3.1.0). Fuel
-counts instructions, not what one of them makes: lists that hold each other twice run without end,
-with the interpreter's lock held, and lists that lie 90,000 deep, or a namespace that holds itself,
-end the process. A template may also change the client's messages
-(`messages.append`). And what it writes differs: floats (`1e20`), `%` on texts, `rsplit`,
-`partition`, `removeprefix`, `varargs`, `cycler`, a property of the name `items`.
-tests/chats/test_families.py has the right text of each, and the constructs of 44 published
-families, of which five differ by a float.
+Why minijinja with its `fuel` does not replace this: tests/chats/test_families.py.
 """
 
 import operator
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sized
+from collections.abc import Iterable, Sized
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,10 +20,8 @@ from lmi.errors import GenerationFailed
 
 # An element counts so much in a container's size, where a character counts 1.
 NODE_UNITS = 256
-# What Python takes for an element of a list, for a text without its characters, and for a character
-# that is not ASCII, at most.
+# What Python takes for an element of a list, and for a character that is not ASCII, at most.
 BYTES_OF_ELEMENT = 8
-BYTES_SPENDING = 64
 BYTES_OF_CHAR = 4
 # Containers may lie in each other so deep.
 MAX_DEPTH = 200
@@ -44,12 +35,8 @@ MAX_NUMBER_CHARS = 1300
 MAX_COUNT = 100_000
 # The characters of an attribute that a filter reads.
 MAX_NAME_CHARS = 256
-# The most work of one search, which is the product of two lengths.
-MAX_WORK = 100_000_000
 VIEWS: tuple[type[Any], ...] = type({}.keys()), type({}.values()), type({}.items())
 CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, *VIEWS, MappingProxyType)
-# A function that spends what a call of a method takes at most.
-Method = Callable[["Budget", Any, tuple[Any, ...]], None]
 
 
 class OutOfRoom(GenerationFailed):
@@ -71,7 +58,10 @@ LEAF = Extent(NODE_UNITS, 0)
 
 
 class Budget:
-    """What is left for one rendering: units of memory, about a byte each, and time."""
+    """What is left for one rendering: units of memory, a byte each, and time.
+
+    Messages to people call a unit a character.
+    """
 
     def __init__(self, max_s: float, max_units: int) -> None:
         self._max_s = max_s
@@ -145,7 +135,7 @@ class Budget:
         """Return a value that was just made from others, after spending what it takes."""
         self.check_time()
         if isinstance(value, str):
-            self.spend(num_units(value))
+            self.spend(bytes_of(value))
         elif isinstance(value, CONTAINERS):
             self.spend(BYTES_OF_ELEMENT * len(value))
             self.size(value)
@@ -169,7 +159,7 @@ class Budget:
     def joined(self, values: Iterable[Any], separator: str) -> list[Any]:
         """Return the values of a text to join as a list, after spending what the text takes."""
         texts = [text_of(value) for value in self.listed(values)]
-        self.spend(sum(map(num_units, texts)) + num_units(separator) * len(texts))
+        self.spend(sum(map(bytes_of, texts)) + bytes_of(separator) * len(texts))
         return texts
 
     def operate(self, sign: str, first: Any, second: Any) -> Any:
@@ -194,9 +184,9 @@ class Budget:
     def _sum(self, first: Any, second: Any) -> Any:
         """Return the sum of two lists or tuples. Of texts only spend what the sum takes."""
         if isinstance(first, str):
-            self.spend(num_units(first))
+            self.spend(bytes_of(first))
             if isinstance(second, str):
-                self.spend(num_units(second))
+                self.spend(bytes_of(second))
 
             return None
 
@@ -215,7 +205,7 @@ class Budget:
         """Return a text, a list or a tuple repeated `count` times."""
         count = max(0, count)
         if isinstance(value, str):
-            self.spend(count * num_units(value))
+            self.spend(count * bytes_of(value))
             return value * count
 
         self.spend(count * BYTES_OF_ELEMENT * len(value))
@@ -238,7 +228,7 @@ class Budget:
         max_value_chars = 8 * (self.size(values) - NODE_UNITS)
         max_field_chars = MAX_NUMBER_CHARS + max(widths) + max_value_chars
         num_fields = form.count("%")
-        self.spend(BYTES_OF_CHAR * num_units(form) + num_fields * max_field_chars)
+        self.spend(BYTES_OF_CHAR * bytes_of(form) + num_fields * max_field_chars)
 
     def check_heavy(self, values: Iterable[object]) -> None:
         """Raise OutOfRoom for values that are too many or too large to be sorted or compared with
@@ -250,7 +240,7 @@ class Budget:
             )
 
 
-def num_units(text: str) -> int:
+def bytes_of(text: str) -> int:
     """Return the bytes of a text in memory, at most."""
     return len(text) if text.isascii() else BYTES_OF_CHAR * len(text)
 
@@ -284,136 +274,3 @@ def check_names(values: Iterable[object]) -> None:
             raise GenerationFailed(
                 f"the chat template gives a filter a name of over {MAX_NAME_CHARS} characters"
             )
-
-
-def check_search(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
-    """Raise GenerationFailed for a search that may look at each character of `text` for each one of
-    the arguments.
-    """
-    for part in args:
-        if isinstance(part, str) and len(text) * len(part) > MAX_WORK:
-            raise GenerationFailed(
-                "the chat template searches a long text for a long text from its end"
-            )
-
-
-def _spend_split(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
-    check_search(budget, text, args)
-    separator = next((part for part in args if isinstance(part, str)), "")
-    if separator:
-        budget.spend(BYTES_SPENDING * text.count(separator))
-    else:
-        budget.spend(BYTES_OF_CHAR * len(text))
-
-
-def _spend_padding(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
-    width = args[0] if args and isinstance(args[0], int) else 0
-    budget.spend(BYTES_OF_CHAR * width)
-
-
-def _spend_tabs(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
-    width = args[0] if args else 8
-    check_count(width)
-    if not isinstance(width, int):
-        width = 8
-
-    budget.spend(text.count("\t") * width)
-
-
-def spend_replacement(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
-    """Spend what the text takes in which a part is replaced. `args` are the part, the new one, and
-    perhaps how often.
-    """
-    if len(args) < 2 or not all(isinstance(value, str) for value in args[:2]):
-        return
-
-    old = args[0]
-    new = args[1]
-    count = text.count(old)
-    if len(args) > 2 and isinstance(args[2], int) and args[2] >= 0:
-        count = min(count, args[2])
-
-    budget.spend(num_units(text) + count * num_units(new))
-
-
-# These methods make nothing.
-ASKING = frozenset(
-    (
-        "count",
-        "endswith",
-        "find",
-        "get",
-        "index",
-        "items",
-        "keys",
-        "isalnum",
-        "isalpha",
-        "isascii",
-        "isdecimal",
-        "isdigit",
-        "isidentifier",
-        "islower",
-        "isnumeric",
-        "isprintable",
-        "isspace",
-        "istitle",
-        "isupper",
-        "rfind",
-        "rindex",
-        "startswith",
-        "values",
-    )
-)
-# These make a text, or texts, about as long as the one that they have.
-SAME_LENGTH = (
-    "capitalize",
-    "casefold",
-    "lower",
-    "partition",
-    "removeprefix",
-    "removesuffix",
-    "splitlines",
-    "swapcase",
-    "title",
-    "upper",
-)
-# What a call of these takes is spent before.
-SPENDING: Mapping[str, Method] = {
-    "strip": check_search,
-    "lstrip": check_search,
-    "rstrip": check_search,
-    "rfind": check_search,
-    "rindex": check_search,
-    "rpartition": check_search,
-    "split": _spend_split,
-    "rsplit": _spend_split,
-    "center": _spend_padding,
-    "ljust": _spend_padding,
-    "rjust": _spend_padding,
-    "zfill": _spend_padding,
-    "expandtabs": _spend_tabs,
-    "replace": spend_replacement,
-}
-# All methods that a template may call. One that is not in SPENDING makes nothing much larger than
-# its owner, and what it makes is measured afterwards.
-METHODS: Mapping[type, Collection[str]] = {
-    str: {*ASKING, *SAME_LENGTH, *SPENDING},
-    dict: ("get", "items", "keys", "values", "copy"),
-    list: ("index", "count", "copy"),
-    tuple: ("index", "count"),
-}
-
-
-def check_method(budget: Budget, owner: object, name: str, args: tuple[Any, ...]) -> None:
-    """Spend what the call of a built-in method takes. Raises GenerationFailed for one that
-    templates do not have.
-    """
-    kind = next((kind for kind in METHODS if isinstance(owner, kind)), object)
-    if name not in METHODS.get(kind, ()):
-        raise GenerationFailed(
-            f"the chat template calls {type(owner).__name__}.{name}, which templates cannot call "
-            f"here"
-        )
-
-    if kind is str and name in SPENDING:
-        SPENDING[name](budget, owner, args)

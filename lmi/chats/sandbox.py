@@ -1,5 +1,5 @@
 """The environment in which the templates of chats are compiled and run: Jinja's sandbox under
-`limits.py`.
+`limits.py` and `method_costs.py`.
 
 Each filter and test is Jinja's own, after what it may take was spent. Those that take long, and
 that no chat template uses, are away. `bounded_tree.py` puts others where a template makes values or
@@ -19,7 +19,7 @@ import jinja2
 from jinja2 import ext, filters as plain, nodes, runtime, sandbox, utils
 from jinja2.parser import Parser
 
-from lmi.chats import limits
+from lmi.chats import limits, method_costs
 from lmi.chats.bounded_tree import (
     CLOCK,
     CONCAT,
@@ -29,7 +29,7 @@ from lmi.chats.bounded_tree import (
     BoundedTree,
     check_branches,
 )
-from lmi.chats.limits import Budget, check_count, check_names, num_units, text_of
+from lmi.chats.limits import Budget, bytes_of, check_count, check_names, text_of
 from lmi.errors import GenerationFailed
 from lmi.settings.chat_templates import MAX_TEMPLATE_CHARS
 
@@ -135,7 +135,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         if isinstance(owner, str) and function.__name__ == "join" and len(args) == 1:
             args = (budget.joined(args[0], owner),)
         elif isinstance(function, BuiltinMethodType) or isinstance(owner, str):
-            limits.check_method(budget, owner, function.__name__, (*args, *kwargs.values()))
+            method_costs.check_method(budget, owner, function.__name__, (*args, *kwargs.values()))
         else:
             for value in (*args, *kwargs.values()):
                 budget.size(value)
@@ -146,7 +146,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         if owner is None:
             was_there = isinstance(result, str)
         else:
-            was_there = function.__name__ in limits.ASKING
+            was_there = function.__name__ in method_costs.ASKING
 
         return result if was_there else budget.made(result)
 
@@ -161,7 +161,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         """Join the pieces of a macro or a block."""
         pieces = []
         for text in texts:
-            self.budget.spend(num_units(text))
+            self.budget.spend(bytes_of(text))
             pieces.append(text)
 
         return "".join(pieces)
@@ -182,7 +182,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
                 (kwargs,) = args
                 args = ()
 
-            self.budget.spend(num_units(form))
+            self.budget.spend(bytes_of(form))
             return type(form)(formatter.vformat(form, args, kwargs))
 
         return write
@@ -292,10 +292,10 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
     ) -> str:
         text = text_of(s)
         check_count(width)
-        self.budget.spend(num_units(text))
+        self.budget.spend(bytes_of(text))
 
         num_lines = len(text.splitlines()) + 1
-        units_a_line = num_units(width) if isinstance(width, str) else width
+        units_a_line = bytes_of(width) if isinstance(width, str) else width
         self.budget.spend(num_lines * units_a_line)
         return plain.do_indent(text, width, first, blank)
 
@@ -307,7 +307,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         old = text_of(old)
         new = text_of(new)
         args = (old, new) if count is None else (old, new, count)
-        limits.spend_replacement(self.budget, text, args)
+        method_costs.spend_replacement(self.budget, text, args)
         return str(self.budget.made(plain.do_replace(eval_ctx, text, old, new, count)))
 
     def do_center(self, value: Any, width: int = 80) -> str:
@@ -320,7 +320,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
 
     def do_trim(self, value: Any, chars: str | None = None) -> str:
         text = text_of(value)
-        limits.check_search(self.budget, text, (chars,))
+        method_costs.check_search(self.budget, text, (chars,))
         return str(self.budget.made(plain.do_trim(text, chars)))
 
     def do_round(self, value: float, precision: int = 0, method: Any = "common") -> float:
@@ -378,7 +378,7 @@ class _Formatter(sandbox.SandboxedFormatter):
     def format_field(self, value: Any, spec: str) -> str:
         check_count(max(map(int, re.findall(r"\d{1,12}", spec)), default=0))
         field = str(super().format_field(value, spec))
-        self._budget.spend(num_units(field))
+        self._budget.spend(bytes_of(field))
         return field
 
 

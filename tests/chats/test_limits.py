@@ -4,7 +4,8 @@ from contextlib import suppress
 
 import pytest
 
-from lmi.chats.limits import METHODS, Budget, OutOfRoom, check_method
+from lmi.chats.limits import Budget, OutOfRoom
+from lmi.chats.method_costs import METHODS, check_method
 from lmi.chats.sandbox import TemplateEnvironment
 from lmi.errors import GenerationFailed
 
