@@ -1,4 +1,4 @@
-"""What a sequence needs before a foreign engine gets it, made beside the steps."""
+"""What a sequence needs before a foreign engine gets it, made beside the steps: a guide, pixels."""
 
 from abc import abstractmethod
 from concurrent.futures import Future
@@ -11,18 +11,24 @@ T = TypeVar("T")
 
 
 class Preparation(Waiting[Sequence, T]):
-    """What a sequence needs before it is its turn, and what another thread makes."""
+    """Makes the product that a sequence needs before it is added to the engine, on a thread of its
+    own. Until then the sequence waits.
+    """
 
+    # Whether the products are guides. An engine whose sequences wait for one makes no step, and is
+    # not taken for one that hangs.
     is_of_guides: ClassVar[bool] = False
 
     @abstractmethod
     def begin(self, sequence: Sequence) -> Future[T] | None:
-        """What becomes of it, or None if the sequence needs nothing."""
+        """Start to make the product on the other thread, and return its future. Returns None if the
+        sequence needs none.
+        """
 
     @abstractmethod
     def equip(self, sequence: Sequence, product: T) -> None:
-        """Give a sequence what was made for it. May raise an LmiError, which ends its request."""
+        """Store the product for a sequence. May raise an LmiError, which ends its request."""
 
     @abstractmethod
     def close(self) -> None:
-        """End what makes it."""
+        """Stop the thread that makes products."""

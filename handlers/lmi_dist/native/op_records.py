@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from enum import IntEnum
 
 from handlers.lmi_dist.native.records import DTYPE_NUMBERS, OpRecord, Panels, address_or_null
 from handlers.lmi_dist.operations import (
@@ -16,14 +17,21 @@ from handlers.lmi_dist.operations import (
     Shrink,
 )
 
-# The kinds of operations.
-EMBED = 0
-NORM = 1
-LINEAR = 2
-ATTEND = 3
-GATHER = 4
-CAP = 5
-SHRINK = 6
+
+class OperationKind(IntEnum):
+    """The kinds of operations, as the header numbers them."""
+
+    EMBED = 0
+    NORM = 1
+    LINEAR = 2
+    ATTEND = 3
+    GATHER = 4
+    CAP = 5
+    SHRINK = 6
+
+
+# The site of an operation that belongs to none.
+NO_SITE = 0
 ACTIVATION_NUMBERS = {
     "none": 0,
     "silu": 1,
@@ -34,7 +42,11 @@ ACTIVATION_NUMBERS = {
 
 
 def record_of(operation: Operation[Panels]) -> OpRecord:
-    """Return the record of an operation, whose arrays somebody must keep. It keeps the panels."""
+    """Return the record of an operation.
+
+    It has the addresses of the operation's arrays, which the caller must keep. It keeps the panels
+    itself.
+    """
     match operation:
         case Embed():
             return _embed(operation)
@@ -45,24 +57,16 @@ def record_of(operation: Operation[Panels]) -> OpRecord:
         case Attend():
             return _attend(operation)
         case Shrink():
-            # The numbers of sites count from 1, since 0 is none.
-            return OpRecord(
-                kind=SHRINK,
-                input=operation.input,
-                output=operation.output,
-                site=operation.site + 1,
-            )
+            return _shrink(operation)
         case Gather():
-            return OpRecord(kind=GATHER, input=operation.input, output=operation.output)
+            return _gather(operation)
         case Cap():
-            return OpRecord(
-                kind=CAP, input=operation.buffer, output=operation.buffer, cap=operation.cap
-            )
+            return _cap(operation)
 
 
 def _embed(embed: Embed) -> OpRecord:
     record = OpRecord(
-        kind=EMBED,
+        kind=OperationKind.EMBED,
         output=embed.output,
         scale=embed.scale,
         positions=address_or_null(embed.positions),
@@ -78,7 +82,7 @@ def _embed(embed: Embed) -> OpRecord:
 
 def _norm(norm: Norm) -> OpRecord:
     return OpRecord(
-        kind=NORM,
+        kind=OperationKind.NORM,
         input=norm.input,
         output=norm.output,
         adds=norm.adds,
@@ -91,11 +95,13 @@ def _norm(norm: Norm) -> OpRecord:
 
 def _linear(linear: Linear[Panels]) -> OpRecord:
     record = OpRecord(
-        kind=LINEAR,
+        kind=OperationKind.LINEAR,
         input=linear.input,
         output=linear.output,
+        # Whether the result is added to what the output has.
         adds=linear.adds,
         activation=ACTIVATION_NUMBERS[linear.activation],
+        # The buffer that the Shrink of its site wrote.
         low=linear.low,
         weight=ctypes.pointer(linear.weight),
         bias=address_or_null(linear.bias),
@@ -106,10 +112,7 @@ def _linear(linear: Linear[Panels]) -> OpRecord:
     if linear.gate is not None:
         record.gate = ctypes.pointer(linear.gate)
 
-    # The numbers of sites count from 1, since 0 is none.
-    if linear.site is not None:
-        record.site = linear.site + 1
-
+    record.site = _site_number(linear.site)
     return record
 
 
@@ -119,7 +122,7 @@ def _attend(attend: Attend) -> OpRecord:
         num_pairs = attend.rotations.shape[2]
 
     return OpRecord(
-        kind=ATTEND,
+        kind=OperationKind.ATTEND,
         input=attend.input,
         output=attend.output,
         layer=attend.layer,
@@ -133,3 +136,25 @@ def _attend(attend: Attend) -> OpRecord:
         query_norm=address_or_null(attend.query_norm),
         key_norm=address_or_null(attend.key_norm),
     )
+
+
+def _shrink(shrink: Shrink) -> OpRecord:
+    return OpRecord(
+        kind=OperationKind.SHRINK,
+        input=shrink.input,
+        output=shrink.output,
+        site=_site_number(shrink.site),
+    )
+
+
+def _gather(gather: Gather) -> OpRecord:
+    return OpRecord(kind=OperationKind.GATHER, input=gather.input, output=gather.output)
+
+
+def _cap(cap: Cap) -> OpRecord:
+    return OpRecord(kind=OperationKind.CAP, input=cap.buffer, output=cap.buffer, cap=cap.cap)
+
+
+def _site_number(site: int | None) -> int:
+    """Return the number of a site in a record, where sites count from 1."""
+    return NO_SITE if site is None else site + 1
