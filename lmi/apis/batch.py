@@ -13,17 +13,10 @@ from dataclasses import replace
 
 from orjson import dumps
 
-from lmi.apis.base.api import (
-    JSONLINES,
-    Api,
-    ErrorFields,
-    ErrorRules,
-    Formatter,
-    Forms,
-    Row,
-    WholeFormatter,
-    text_of,
-)
+from lmi.apis.base.api import Api
+from lmi.apis.base.errors import ErrorFields, ErrorRow, ErrorRules
+from lmi.apis.base.formatters import ApiFormatters, Formatter, WholeFormatter, text_of
+from lmi.apis.base.media_types import JSONLINES
 from lmi.apis.base.parameters import ONE_SEQUENCE_STREAMED
 from lmi.apis.base.readers import Message, Parsed, adapter, boolean, check_types, read_inputs
 from lmi.apis.lmi import schema as lmi
@@ -190,14 +183,16 @@ def _line(fields: dict[str, object]) -> bytes:
     return json.dumps(fields).encode() + b"\n"
 
 
-FORMS = Forms(BatchWhole, BatchStream)
+FORMATTERS = ApiFormatters(BatchWhole, BatchStream)
 DYNAMIC_BATCH: Api[AnswerFormat] = Api(
     name="dynamic_batch",
     default_format=default_format,
     read=read,
     parse=parse,
-    formatter=FORMS.formatter,
-    errors=ErrorRules(FORMS.write_error, (Row(InvalidRequest, INVALID_STATUS),), lmi.WIRE_NAMES),
+    formatter=FORMATTERS.formatter,
+    errors=ErrorRules(
+        FORMATTERS.write_error, (ErrorRow(InvalidRequest, INVALID_STATUS),), lmi.WIRE_NAMES
+    ),
     takes_user_code=True,
     json_end=b"\n",
 )

@@ -13,7 +13,7 @@ from typing import Any
 from lmi.adapters import routes as adapters
 from lmi.apis import batch
 from lmi.apis.anthropic import description as anthropic
-from lmi.apis.base.api import JSON, JSONLINES, SSE
+from lmi.apis.base.media_types import JSON, JSONLINES, SSE
 from lmi.apis.base.readers import adapter, json_schema_of
 from lmi.apis.embeddings import description as embeddings
 from lmi.apis.lmi.api import LMI

@@ -12,7 +12,8 @@ from types import UnionType
 from typing import Any
 
 from lmi import errors
-from lmi.apis.base.api import JSON, SSE, ErrorRules
+from lmi.apis.base.errors import ErrorRules
+from lmi.apis.base.media_types import JSON, SSE
 from lmi.apis.base.parameters import Parameter
 from lmi.apis.base.readers import json_schema_of
 from lmi.settings.config import ModelConfig

@@ -4,7 +4,9 @@ import json
 import re
 from collections.abc import Awaitable
 
-from lmi.apis.base.api import AnyApi, AsyncFormatter, Rendered
+from lmi.apis.base.api import AnyApi
+from lmi.apis.base.errors import RenderedError
+from lmi.apis.base.formatters import AsyncFormatter
 from lmi.http.exchange import SENT, Exchange
 
 NOT_ASCII = re.compile(r"[^\x00-\x7f]")
@@ -62,7 +64,7 @@ class AnswerBody:
 
         return self._exchange.write(record)
 
-    async def fail(self, rendered: Rendered) -> None:
+    async def fail(self, rendered: RenderedError) -> None:
         """Send an error in a stream that has begun. It begins a line, whatever stands before it."""
         self._exchange.note_failure(rendered.status, rendered.headers.items())
         await self._write(self._exchange.line_end() + rendered.body)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmi.adapters import routes as adapter_routes
 from lmi.apis.anthropic.api import ANTHROPIC
-from lmi.apis.base.api import retry_header
+from lmi.apis.base.errors import error_headers
 from lmi.apis.table import api_at
 from lmi.errors import (
     ClientGone,
@@ -246,7 +246,7 @@ class ErrorMiddleware:
             if exchange.refuse is not None:
                 await exchange.refuse(error)
             else:
-                await self._refuse(exchange, error, error.status, retry_header(error))
+                await self._refuse(exchange, error, error.status, error_headers(error))
         except Exception:
             log.exception("request %s failed in the front end", exchange.request_id)
             if exchange.has_begun:

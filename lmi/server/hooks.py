@@ -6,7 +6,8 @@ A model that comes with such code has `lmi/user_code/hooks.py` in place of these
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lmi.apis.base.api import AnyApi, AsyncFormatter
+from lmi.apis.base.api import AnyApi
+from lmi.apis.base.formatters import AsyncFormatter
 from lmi.apis.base.readers import Message, Parsed
 
 

@@ -18,7 +18,9 @@ from typing import Any
 
 import orjson
 
-from lmi.apis.base.api import JSON, AnyApi, one_line
+from lmi.apis.base.api import AnyApi
+from lmi.apis.base.formatters import one_line
+from lmi.apis.base.media_types import JSON
 from lmi.apis.base.readers import Message
 from lmi.errors import LmiError, MalformedRequest
 from lmi.http.exchange import Exchange

@@ -14,7 +14,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from lmi.adapters.choice import choose_adapter
-from lmi.apis.base.api import AnyApi, AsyncFormatter, Formatter, Rendered
+from lmi.apis.base.api import AnyApi
+from lmi.apis.base.errors import RenderedError
+from lmi.apis.base.formatters import AsyncFormatter, Formatter
 from lmi.apis.base.readers import Message, Parsed, is_text
 from lmi.errors import LmiError
 from lmi.http.exchange import Exchange
@@ -279,7 +281,7 @@ class Inference:
         if self.is_long:
             self.hold(num_bytes + self._num_format_bytes)
 
-    def rendered(self, error: LmiError, *, accepted: bool = False) -> Rendered:
+    def rendered(self, error: LmiError, *, accepted: bool = False) -> RenderedError:
         """Return the error in the form of the API, or with `accepted` as the last record of the
         answer.
         """

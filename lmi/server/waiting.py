@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
-from lmi.apis.base.api import AsyncFormatter
+from lmi.apis.base.formatters import AsyncFormatter
 from lmi.engine.client import ResponseStream
 from lmi.types import WaitStatus
 

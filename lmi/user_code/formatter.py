@@ -4,7 +4,9 @@ from typing import Any
 
 import orjson
 
-from lmi.apis.base.api import JSON, JSONLINES, AnyApi, AsyncFormatter
+from lmi.apis.base.api import AnyApi
+from lmi.apis.base.formatters import AsyncFormatter
+from lmi.apis.base.media_types import JSON, JSONLINES
 from lmi.apis.base.readers import Message, Parsed
 from lmi.apis.lmi.schema import name_of_several
 from lmi.errors import Unsupported

@@ -10,7 +10,9 @@ from typing import Any
 
 from lmi.adapters.files import HEADER, QUERY, SCRIPT
 from lmi.adapters.registry import AdapterRegistry
-from lmi.apis.base.api import JSON, AnyApi, AsyncFormatter
+from lmi.apis.base.api import AnyApi
+from lmi.apis.base.formatters import AsyncFormatter
+from lmi.apis.base.media_types import JSON
 from lmi.apis.base.readers import BodyOutline, Message, Parsed
 from lmi.errors import MalformedRequest, UserCodeFailed
 from lmi.http.exchange import Exchange

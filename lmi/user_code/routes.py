@@ -10,7 +10,8 @@ from functools import partial
 
 import orjson
 
-from lmi.apis.base.api import JSON, retry_header
+from lmi.apis.base.errors import error_headers
+from lmi.apis.base.media_types import JSON
 from lmi.apis.lmi.api import LMI
 from lmi.errors import LmiError
 from lmi.http.exchange import Exchange
@@ -60,7 +61,7 @@ async def call_handler(exchange: Exchange, service: Service, calls: list[Handle]
             raise
 
         exchange.error_label = error.label
-        exchange.note_failure(error.status, retry_header(error).items())
+        exchange.note_failure(error.status, error_headers(error).items())
         await exchange.end(exchange.line_end() + error_body(error, error.status))
 
 

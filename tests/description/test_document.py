@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lmi.apis.base.api import JSONLINES, SSE
+from lmi.apis.base.media_types import JSONLINES, SSE
 from lmi.description.document import PATHS, document as document_of
 from lmi.http.exchange import TIMEOUT, TIMEOUT_MS
 from lmi.server.app import ROUTES, SERVER_ROUTES, USER_CODE_ROUTES

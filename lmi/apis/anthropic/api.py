@@ -6,7 +6,9 @@ from functools import partial
 from lmi import errors
 from lmi.apis.anthropic.formatter import MessageStream, MessageWhole
 from lmi.apis.anthropic.schema import MESSAGES, THREAD_DETAILS, ThreadUnsupported, parse
-from lmi.apis.base.api import Api, ErrorRules, Forms, Row
+from lmi.apis.base.api import Api
+from lmi.apis.base.errors import ErrorRow, ErrorRules
+from lmi.apis.base.formatters import ApiFormatters
 from lmi.apis.openai import chat_schema
 from lmi.apis.openai.answer_format import OpenAIFormat, default_format
 
@@ -31,24 +33,24 @@ def _kind_of_status(status: int) -> str:
     return TYPES_OF_ERRORS.get(status, default)
 
 
-FORMS = Forms(MessageWhole, MessageStream)
+FORMATTERS = ApiFormatters(MessageWhole, MessageStream)
 ANTHROPIC: Api[OpenAIFormat] = Api(
     name="anthropic",
     paths=("/v1/messages",),
     default_format=default_format,
     read=chat_schema.read,
     parse=parse,
-    formatter=FORMS.formatter,
+    formatter=FORMATTERS.formatter,
     errors=ErrorRules(
-        FORMS.write_error,
+        FORMATTERS.write_error,
         (
-            Row(ThreadUnsupported, 400, details=THREAD_DETAILS),
-            Row(errors.UnknownModel, 404),
-            Row(errors.UnknownAdapter, 404),
-            Row(errors.PromptTooLong, 400, opening=TOO_LONG),
+            ErrorRow(ThreadUnsupported, 400, details=THREAD_DETAILS),
+            ErrorRow(errors.UnknownModel, 404),
+            ErrorRow(errors.UnknownAdapter, 404),
+            ErrorRow(errors.PromptTooLong, 400, opening=TOO_LONG),
             # Its clients know this status, and come back after Retry-After.
-            Row(errors.Overloaded, 529),
-            Row(errors.GenerationFailed, 500),
+            ErrorRow(errors.Overloaded, 529),
+            ErrorRow(errors.GenerationFailed, 500),
         ),
         MESSAGES.wire_names(),
         _kind_of_status,

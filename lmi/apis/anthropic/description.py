@@ -3,7 +3,7 @@
 from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.anthropic.formatter import STOP_REASONS
 from lmi.apis.anthropic.schema import BLOCKS, MESSAGES
-from lmi.apis.base.api import SSE
+from lmi.apis.base.media_types import SSE
 from lmi.description.parts import (
     WAITING,
     ApiDescription,

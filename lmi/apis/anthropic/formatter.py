@@ -5,7 +5,8 @@ from typing import Any
 
 from orjson import dumps
 
-from lmi.apis.base.api import JSON, ErrorFields
+from lmi.apis.base.errors import ErrorFields
+from lmi.apis.base.media_types import JSON
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.block_formatter import BlockStream, named_event

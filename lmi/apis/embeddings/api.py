@@ -4,7 +4,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from lmi.apis.base.api import JSON, Api, ErrorFields, ErrorRules, Formatter, Row
+from lmi.apis.base.api import Api
+from lmi.apis.base.errors import ErrorFields, ErrorRow, ErrorRules
+from lmi.apis.base.formatters import Formatter
+from lmi.apis.base.media_types import JSON
 from lmi.apis.base.readers import Parsed, check_values
 from lmi.apis.embeddings import inputs_schema
 from lmi.apis.embeddings.formatter import EmbeddingsWhole, VectorsWhole
@@ -47,7 +50,7 @@ EMBEDDING_INPUTS: Api[VectorsFormat] = Api(
     formatter=_formatter,
     errors=ErrorRules(
         _write_error,
-        (Row(InvalidRequest, INVALID_STATUS),),
+        (ErrorRow(InvalidRequest, INVALID_STATUS),),
         LMI_PARAMETERS.wire_names(lora_config="adapters", input_token_ids="inputs"),
     ),
     json_end=b"\n",

@@ -3,13 +3,17 @@
 from functools import partial
 
 from lmi import errors
-from lmi.apis.base.api import TOO_LONG_AT_TGI, Api, ErrorFields, ErrorRules, Forms, Row
+from lmi.apis.base.api import Api
+from lmi.apis.base.errors import ErrorFields, ErrorRow, ErrorRules
+from lmi.apis.base.formatters import ApiFormatters
 from lmi.apis.lmi.formatter import LmiEvents, LmiStream, LmiWhole, error_fields
 from lmi.apis.lmi.schema import WIRE_NAMES, LmiFormat, parse, read
 
 # Other APIs answer 400.
 INVALID_STATUS = 424
-FORMS = Forms(LmiWhole, LmiEvents, LmiStream)
+# By these words clients of TGI know a prompt that is too long, and send a shorter one.
+TOO_LONG_AT_TGI = "`inputs` tokens + `max_new_tokens` must be <= {max_context}: "
+FORMATTERS = ApiFormatters(LmiWhole, LmiEvents, LmiStream)
 
 
 def _write_error(error: ErrorFields, format: LmiFormat, *, in_answer: bool) -> tuple[str, bytes]:
@@ -22,7 +26,7 @@ def _write_error(error: ErrorFields, format: LmiFormat, *, in_answer: bool) -> t
 
     error = error._replace(kind=kind)
     if in_answer:
-        return FORMS.write_error(error, format, in_answer=format.is_streamed)
+        return FORMATTERS.write_error(error, format, in_answer=format.is_streamed)
 
     return LmiWhole.media_type, b"{%b}" % error_fields(error)
 
@@ -33,23 +37,23 @@ LMI: Api[LmiFormat] = Api(
     default_format=lambda model: LmiFormat(tgi_compat=model.tgi_compat),
     read=read,
     parse=parse,
-    formatter=FORMS.formatter,
+    formatter=FORMATTERS.formatter,
     errors=ErrorRules(
         _write_error,
         (
-            Row(errors.MalformedRequest, INVALID_STATUS, "validation"),
-            Row(
+            ErrorRow(errors.MalformedRequest, INVALID_STATUS, "validation"),
+            ErrorRow(
                 errors.PromptTooLong,
                 INVALID_STATUS,
                 "validation",
                 in_answer=True,
                 opening=TOO_LONG_AT_TGI,
             ),
-            Row(errors.InvalidRequest, INVALID_STATUS, "validation", in_answer=True),
-            Row(errors.GenerationFailed, 424, "generation", in_answer=True),
-            Row(errors.DeadlineExceeded, 504, "generation", in_answer=True),
-            Row(errors.OutOfMemory, 507, "generation", in_answer=True),
-            Row(errors.EngineLost, 503, "generation", in_answer=True),
+            ErrorRow(errors.InvalidRequest, INVALID_STATUS, "validation", in_answer=True),
+            ErrorRow(errors.GenerationFailed, 424, "generation", in_answer=True),
+            ErrorRow(errors.DeadlineExceeded, 504, "generation", in_answer=True),
+            ErrorRow(errors.OutOfMemory, 507, "generation", in_answer=True),
+            ErrorRow(errors.EngineLost, 503, "generation", in_answer=True),
         ),
         WIRE_NAMES,
         lambda status: "validation" if status < 500 else "overloaded",

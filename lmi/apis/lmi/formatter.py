@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 
 from orjson import dumps
 
-from lmi.apis.base.api import ErrorFields, Formatter, StepFormatter, WholeFormatter
+from lmi.apis.base.errors import ErrorFields
+from lmi.apis.base.formatters import Formatter, StepFormatter, WholeFormatter
 from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi.schema import LmiFormat
 from lmi.types import Answer, Token, ranked

@@ -5,25 +5,32 @@ from dataclasses import replace
 from functools import partial
 
 from lmi import errors
-from lmi.apis.base.api import TOO_LONG_AT_OPENAI, Api, ErrorRules, Forms, Row
+from lmi.apis.base.api import Api
+from lmi.apis.base.errors import ErrorRow, ErrorRules
+from lmi.apis.base.formatters import ApiFormatters
 from lmi.apis.base.readers import Message
 from lmi.apis.openai import chat_formatter, chat_schema, formatter, schema
 from lmi.apis.openai.answer_format import OpenAIFormat, default_format
 from lmi.types import OutputFormat
 
-CHATS = Forms(chat_formatter.ChatWhole, chat_formatter.ChatStream, chat_formatter.ChatLines)
-TEXTS = Forms(formatter.CompletionWhole, formatter.CompletionStream, formatter.CompletionLines)
+# By these words clients know a prompt that is too long, and send a shorter one or ask another
+# model.
+TOO_LONG_AT_OPENAI = "This model's maximum context length is {max_context} tokens. However, "
+CHATS = ApiFormatters(chat_formatter.ChatWhole, chat_formatter.ChatStream, chat_formatter.ChatLines)
+TEXTS = ApiFormatters(
+    formatter.CompletionWhole, formatter.CompletionStream, formatter.CompletionLines
+)
 OPENAI_CHAT_ERRORS = ErrorRules(
     CHATS.write_error,
     # These errors have OpenAI's kinds, because clients look for them. The others have our labels.
     (
-        Row(errors.Unauthorized, 401, "invalid_api_key"),
-        Row(errors.UnknownModel, 404, "model_not_found", param="model"),
-        Row(errors.UnknownAdapter, 404, "model_not_found", param="model"),
-        Row(errors.PromptTooLong, 400, "context_length_exceeded", opening=TOO_LONG_AT_OPENAI),
-        Row(errors.Overloaded, 429, "rate_limit_exceeded"),
-        Row(errors.UserCodeFailed, 424),
-        Row(errors.GenerationFailed, 500),
+        ErrorRow(errors.Unauthorized, 401, "invalid_api_key"),
+        ErrorRow(errors.UnknownModel, 404, "model_not_found", param="model"),
+        ErrorRow(errors.UnknownAdapter, 404, "model_not_found", param="model"),
+        ErrorRow(errors.PromptTooLong, 400, "context_length_exceeded", opening=TOO_LONG_AT_OPENAI),
+        ErrorRow(errors.Overloaded, 429, "rate_limit_exceeded"),
+        ErrorRow(errors.UserCodeFailed, 424),
+        ErrorRow(errors.GenerationFailed, 500),
     ),
     chat_schema.CHAT.wire_names(),
 )

@@ -16,7 +16,7 @@ from typing import Any
 
 from orjson import dumps
 
-from lmi.apis.base.api import text_of
+from lmi.apis.base.formatters import text_of
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.base_formatter import OpenAILines, OpenAIStream, OpenAIWhole

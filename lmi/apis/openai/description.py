@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lmi import errors
-from lmi.apis.base.api import SSE
+from lmi.apis.base.media_types import SSE
 from lmi.apis.base.readers import adapter, json_schema_of
 from lmi.apis.openai import chat_schema, schema
 from lmi.apis.openai.api import OPENAI_CHAT

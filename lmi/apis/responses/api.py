@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
-from lmi.apis.base.api import JSON, SSE, Api, ErrorFields, Forms
+from lmi.apis.base.api import Api
+from lmi.apis.base.errors import ErrorFields
+from lmi.apis.base.formatters import ApiFormatters
+from lmi.apis.base.media_types import JSON, SSE
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.responses import schema
@@ -26,6 +29,6 @@ RESPONSES: Api[OpenAIFormat] = replace(
     paths=("/v1/responses",),
     prefixes=(),
     parse=schema.parse,
-    formatter=Forms(ItemsWhole, ItemsStream).formatter,
+    formatter=ApiFormatters(ItemsWhole, ItemsStream).formatter,
     errors=replace(OPENAI_CHAT_ERRORS, write=_write_error, names=schema.RESPONSES.wire_names()),
 )

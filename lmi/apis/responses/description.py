@@ -1,6 +1,6 @@
 """OpenAI's Responses in /openapi.json."""
 
-from lmi.apis.base.api import SSE
+from lmi.apis.base.media_types import SSE
 from lmi.apis.openai.description import CACHED_TOKENS
 from lmi.apis.responses import schema
 from lmi.apis.responses.api import RESPONSES

@@ -7,7 +7,7 @@ and ends with the whole response.
 import uuid
 from typing import Any
 
-from lmi.apis.base.api import JSON
+from lmi.apis.base.media_types import JSON
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.block_formatter import BlockStream

@@ -4,7 +4,10 @@ from dataclasses import replace
 from functools import partial
 
 from lmi import errors
-from lmi.apis.base.api import TOO_LONG_AT_TGI, Api, ErrorRules, Forms, Row
+from lmi.apis.base.api import Api
+from lmi.apis.base.errors import ErrorRow, ErrorRules
+from lmi.apis.base.formatters import ApiFormatters
+from lmi.apis.lmi.api import TOO_LONG_AT_TGI
 from lmi.apis.tgi.formatter import TgiStream, TgiWhole
 from lmi.apis.tgi.schema import PARAMETERS, TgiFormat, parse, read
 
@@ -17,7 +20,7 @@ def _kind_of_status(status: int) -> str:
     return "overloaded" if status == 503 else "generation"
 
 
-FORMS = Forms(TgiWhole, TgiStream)
+FORMATTERS = ApiFormatters(TgiWhole, TgiStream)
 TGI: Api[TgiFormat] = Api(
     name="tgi",
     # The 404 and 405 of this path are the LMI API's.
@@ -26,15 +29,15 @@ TGI: Api[TgiFormat] = Api(
     default_format=lambda model: TgiFormat(),
     read=read,
     parse=parse,
-    formatter=FORMS.formatter,
+    formatter=FORMATTERS.formatter,
     errors=ErrorRules(
-        FORMS.write_error,
+        FORMATTERS.write_error,
         (
-            Row(errors.PromptTooLong, 422, "validation", opening=TOO_LONG_AT_TGI),
-            Row(errors.InvalidRequest, 422, "validation"),
-            Row(errors.GenerationFailed, 424, "generation"),
-            Row(errors.Overloaded, 429, "overloaded"),
-            Row(errors.EngineLost, 503, "incomplete_generation"),
+            ErrorRow(errors.PromptTooLong, 422, "validation", opening=TOO_LONG_AT_TGI),
+            ErrorRow(errors.InvalidRequest, 422, "validation"),
+            ErrorRow(errors.GenerationFailed, 424, "generation"),
+            ErrorRow(errors.Overloaded, 429, "overloaded"),
+            ErrorRow(errors.EngineLost, 503, "incomplete_generation"),
         ),
         PARAMETERS.wire_names(input_token_ids="inputs"),
         _kind_of_status,

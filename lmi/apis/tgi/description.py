@@ -1,6 +1,6 @@
 """TGI's API in /openapi.json."""
 
-from lmi.apis.base.api import SSE
+from lmi.apis.base.media_types import SSE
 from lmi.apis.tgi.api import TGI
 from lmi.apis.tgi.schema import PARAMETERS
 from lmi.description.parts import (

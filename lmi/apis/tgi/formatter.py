@@ -6,7 +6,9 @@ from typing import Any
 
 from orjson import dumps
 
-from lmi.apis.base.api import NO_TOKEN, SSE, ErrorFields, StepFormatter, WholeFormatter
+from lmi.apis.base.errors import ErrorFields
+from lmi.apis.base.formatters import NO_TOKEN, StepFormatter, WholeFormatter
+from lmi.apis.base.media_types import SSE
 from lmi.apis.tgi.schema import TgiFormat
 from lmi.types import Answer, GenerationRequest, Token, WaitStatus, ranked
 

@@ -13,17 +13,10 @@ from typing import Any
 
 from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
-from lmi.apis.base.api import (
-    SSE,
-    Api,
-    ErrorFields,
-    ErrorRules,
-    Formatter,
-    Forms,
-    Row,
-    WholeFormatter,
-    text_of,
-)
+from lmi.apis.base.api import Api
+from lmi.apis.base.errors import ErrorFields, ErrorRow, ErrorRules
+from lmi.apis.base.formatters import ApiFormatters, Formatter, WholeFormatter, text_of
+from lmi.apis.base.media_types import SSE
 from lmi.apis.base.readers import Parsed
 from lmi.apis.triton import schema
 from lmi.apis.triton.inputs import INPUTS
@@ -158,8 +151,8 @@ def _formatter(parsed: Parsed[TritonFormat]) -> Formatter[Any]:
 
 
 MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-WHOLE = Forms(TritonWhole, TritonOneEvent)
-EVENTS = Forms(TritonWhole, TritonStream)
+WHOLE = ApiFormatters(TritonWhole, TritonOneEvent)
+EVENTS = ApiFormatters(TritonWhole, TritonStream)
 TRITON: Api[TritonFormat] = Api(
     name="triton",
     paths=tuple(f"{model}/generate" for model in MODELS),
@@ -168,7 +161,7 @@ TRITON: Api[TritonFormat] = Api(
     read=partial(schema.read, output_format=OutputFormat.JSON),
     parse=schema.parse,
     formatter=_formatter,
-    errors=ErrorRules(EVENTS.write_error, (Row(GenerationFailed, 500),), INPUTS.wire_names()),
+    errors=ErrorRules(EVENTS.write_error, (ErrorRow(GenerationFailed, 500),), INPUTS.wire_names()),
 )
 TRITON_STREAM = replace(
     TRITON,

@@ -1,0 +1,5 @@
+"""The media types of answers."""
+
+JSON = "application/json"
+JSONLINES = "application/jsonlines"
+SSE = "text/event-stream"
