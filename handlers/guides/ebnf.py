@@ -19,14 +19,20 @@ from handlers.guides.char_ranges import (
     without_surrogates,
 )
 from handlers.guides.grammar import Chars, Either, Joined, Node, Ref, Repeat
+from handlers.guides.places import place_in
 
 MAX_NODES = 50_000
 MAX_LEVELS = 100
 TOKEN = re.compile(
-    r"""(?P<space>(?:\s|\#[^\n]*)+) | (?P<name>[A-Za-z_][\w.-]*) | (?P<define>::=)
+    r"""
+      (?P<space>(?:\s|\#[^\n]*)+)
+    | (?P<name>[A-Za-z_][\w.-]*)
+    | (?P<define>::=)
     | (?P<text>"(?:\\.|[^"\\\n])*")
-    | (?P<chars>\[(?:\\.|[^\]\\\n])*\]) | (?P<count>\{\s*\d+\s*(?:,\s*(?:-1|\d*)\s*)?\})
-    | (?P<mark>[|()*+?.])""",
+    | (?P<chars>\[(?:\\.|[^\]\\\n])*\])
+    | (?P<count>\{\s*\d+\s*(?:,\s*(?:-1|\d*)\s*)?\})
+    | (?P<mark>[|()*+?.])
+    """,
     re.VERBOSE | re.ASCII,
 )
 CHAR = r"\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\U[0-9A-Fa-f]{8}|\\.|[^\\]"
@@ -58,6 +64,8 @@ def read_grammar(text: str) -> dict[str, Node]:
 
 
 class _GrammarReader:
+    """Reads by recursive descent: a method for each production, which its docstring shows."""
+
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens: list[_Token] = []
@@ -77,11 +85,12 @@ class _GrammarReader:
 
             offset = match.end()
 
-        self._tokens += [_Token("end", "the end", len(text))] * 2
+        self._tokens.append(_Token("end", "the end", len(text)))
         self._next = -1
         self._go_on()
 
     def rules(self) -> dict[str, Node]:
+        """rules ::= (name "::=" either)*"""
         rules: dict[str, Node] = {}
         while self._kind != "end":
             name = self._take("name", "rule's name")
@@ -112,6 +121,7 @@ class _GrammarReader:
         return token
 
     def _either(self) -> Node:
+        """either ::= joined ("|" joined)*"""
         parts = [self._joined()]
         while self._token == "|":
             self._go_on()
@@ -120,20 +130,22 @@ class _GrammarReader:
         return parts[0] if len(parts) == 1 else Either(tuple(parts))
 
     def _joined(self) -> Node:
+        """joined ::= counted*"""
         parts: list[Node] = []
         while self._begins_part():
-            parts.append(self._counted(self._single()))
+            parts.append(self._counted())
 
         return _joined_parts(parts)
 
     def _begins_part(self) -> bool:
         if self._kind == "name":
-            # Else the next rule begins with it.
+            # Else the next rule begins with it. The token "end" is always behind a name.
             return self._tokens[self._next + 1].kind != "define"
 
         return self._kind in ("text", "chars") or self._token in ("(", ".")
 
     def _single(self) -> Node:
+        """single ::= "(" either ")" | "." | text | chars | name"""
         kind = self._kind
         token = self._token
         offset = self._offset
@@ -175,7 +187,9 @@ class _GrammarReader:
 
         return _joined_parts(parts)
 
-    def _counted(self, node: Node) -> Node:
+    def _counted(self) -> Node:
+        """counted ::= single ("*" | "+" | "?" | count)*"""
+        node = self._single()
         num_counts = 0
         while self._token in COUNTS or self._kind == "count":
             num_counts += 1
@@ -236,9 +250,7 @@ class _GrammarReader:
         return code
 
     def _fault(self, offset: int, reason: str) -> ValueError:
-        line = self._text.count("\n", 0, offset) + 1
-        column = offset - self._text.rfind("\n", 0, offset)
-        return ValueError(f"line {line}, column {column}: {reason}")
+        return ValueError(f"{place_in(self._text, offset)}: {reason}")
 
 
 def _joined_parts(parts: list[Node]) -> Node:

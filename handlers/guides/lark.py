@@ -2,13 +2,7 @@
 
 llguidance reads an answer in lexemes, each as long as possible. One character is always a right
 lexeme, but the longer the text, the longer its mask takes. So a regular part of a grammar becomes a
-lexeme where that changes nothing. In a text of 1,300 characters inside of JSON a mask takes 0.03 ms
-so (the median, at a vocabulary of 48,000), and 1.4 ms by characters. Words take 35 times as long by
-characters, lists and tables 5 to 7 times, SQL 2.3 times; sums, games and programs as long.
-
-llguidance's own `gbnf_to_lark` (of 1.9.1) makes every regular rule a lexeme, whatever may follow
-it. Of the grammars in tests/handlers/guides/test_ebnf.py it reads 7 of the 9 long ones as they are
-meant, and 3 of the 13 short ones.
+lexeme where that changes nothing. How much it saves: tests/handlers/guides/test_ebnf.py.
 """
 
 from handlers.guides.char_ranges import Ranges
@@ -17,23 +11,29 @@ from handlers.guides.lexeme_places import LexemePlaces
 
 # The regular expression of a lexeme has at most so many characters.
 MAX_LEXEME_CHARS = 2_000
+# Passes over the rules in search of regular ones. What more passes would find is read by
+# characters: that allows the same texts, but its masks take longer.
 MAX_PASSES = 20
 
 
 def lark_of_ebnf(rules: dict[str, Node], *, has_lexemes: bool) -> str:
-    """Without lexemes it reads by characters. A part may be a lexeme under two conditions.
+    """Return the grammar in Lark: a line for each rule, of which `root` is named `start`.
 
-    What may follow it begins with no byte that may also go on with it, so it ends in one place:
-    with the lexeme `[a-z]+` no text fits `[a-z]+ "b"`. And while it is read, nothing outside it can
-    read the same characters.
+    With `has_lexemes` each regular part becomes a lexeme under two conditions; all others, and all
+    parts without it, are read by characters. First, what may follow the part begins with no byte
+    that may also go on with it, so that it ends in one place: with the lexeme `[a-z]+` no text fits
+    `[a-z]+ "b"`. Second, while the part is read, nothing outside it can read the same characters.
     """
     regexes = _regexes(rules) if has_lexemes else {}
     while regexes:
-        wrong = LexemePlaces(rules, regexes).wrong_lexemes()
-        if not wrong:
+        wrong_regexes = LexemePlaces(rules, regexes).wrong_lexemes()
+        if not wrong_regexes:
             break
 
-        regexes = {key: regex for key, regex in regexes.items() if regex not in wrong}
+        # Parts of the same regular expression are one lexeme in Lark.
+        regexes = {
+            node_id: regex for node_id, regex in regexes.items() if regex not in wrong_regexes
+        }
 
     names: dict[str, str] = {}
     for number, name in enumerate(rules):
@@ -47,6 +47,7 @@ def lark_of_ebnf(rules: dict[str, Node], *, has_lexemes: bool) -> str:
 
 
 def _lark(node: Node, names: dict[str, str], regexes: dict[int, str]) -> str:
+    """Return a part in Lark. `names` has Lark's names of the rules."""
     if id(node) in regexes:
         regex = regexes[id(node)]
         return f"/{regex}/" if regex else '""'
@@ -68,8 +69,8 @@ def _lark(node: Node, names: dict[str, str], regexes: dict[int, str]) -> str:
 
 
 def _regexes(rules: dict[str, Node]) -> dict[int, str]:
-    """The regular expressions of the regular parts, by the ids of their nodes; that of a name
-    stands in its rule.
+    """Return the regular expressions of the regular parts, by the ids of their nodes: to hash a
+    node would hash all parts of it. That of a name stands in its rule.
     """
     regexes: dict[int, str] = {}
     num_known = -1
@@ -82,10 +83,13 @@ def _regexes(rules: dict[str, Node]) -> dict[int, str]:
         for node in reversed(rules.values()):
             _note_regex(node, rules, regexes)
 
-    return {key: regex for key, regex in regexes.items() if len(regex) <= MAX_LEXEME_CHARS}
+    return {node_id: regex for node_id, regex in regexes.items() if len(regex) <= MAX_LEXEME_CHARS}
 
 
 def _note_regex(node: Node, rules: dict[str, Node], regexes: dict[int, str]) -> str | None:
+    """Note the regular expressions of a part and of all parts in it. Returns that of the part, or
+    None if it is not regular, too long, or needs a rule whose own is not known yet.
+    """
     if id(node) in regexes:
         return regexes[id(node)]
 
@@ -95,24 +99,26 @@ def _note_regex(node: Node, rules: dict[str, Node], regexes: dict[int, str]) -> 
     if isinstance(node, Chars):
         regex = _class(node.ranges)
     else:
-        inner = [node.part] if isinstance(node, Repeat) else node.parts
-        parts = [_note_regex(part, rules, regexes) for part in inner]
-        texts = [part for part in parts if part is not None]
-        if len(texts) < len(parts) or sum(map(len, texts)) > MAX_LEXEME_CHARS:
+        parts = [node.part] if isinstance(node, Repeat) else node.parts
+        # All are noted, also where one of them is not regular.
+        noted_regexes = [_note_regex(part, rules, regexes) for part in parts]
+        part_regexes = [regex for regex in noted_regexes if regex is not None]
+        if len(part_regexes) < len(parts) or sum(map(len, part_regexes)) > MAX_LEXEME_CHARS:
             return None
 
         if isinstance(node, Repeat):
-            regex = f"(?:{texts[0]}){_count(node)}"
+            regex = f"(?:{part_regexes[0]}){_count(node)}"
         elif isinstance(node, Joined):
-            regex = "".join(texts)
+            regex = "".join(part_regexes)
         else:
-            regex = f"(?:{'|'.join(texts)})"
+            regex = f"(?:{'|'.join(part_regexes)})"
 
     regexes[id(node)] = regex
     return regex
 
 
 def _count(node: Repeat) -> str:
+    """Return how often a part is repeated, as Lark and regular expressions write it."""
     match (node.least, node.most):
         case (0, None):
             return "*"
@@ -126,6 +132,7 @@ def _count(node: Repeat) -> str:
 
 
 def _class(ranges: Ranges) -> str:
+    """Return the class of a regular expression that has these characters."""
     spans = []
     for low, high in ranges:
         span = _letter(low)
@@ -138,6 +145,7 @@ def _class(ranges: Ranges) -> str:
 
 
 def _letter(code: int) -> str:
+    """Return a character in a class, escaped unless it is an ASCII letter or digit."""
     letter = chr(code)
     if letter.isascii() and letter.isalnum():
         return letter

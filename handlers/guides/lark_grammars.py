@@ -11,6 +11,8 @@ Source: Lark's reference of grammars.
 
 import re
 
+from handlers.guides.places import place_in
+
 # The first rule decides. A line that begins with a comment or a directive has none.
 DEFINITION = re.compile(
     r"^[ \t]*[?!]{0,2}[A-Za-z_][\w.-]*(?:\[[^\]\n]*\])?\s*(::=|:)", re.MULTILINE
@@ -23,7 +25,7 @@ PIECE = re.compile(
 )
 DIRECTIVES = ("%import", "%ignore")
 REFUSED = {
-    "directive": f"{{piece}} is not followed here, only {' and '.join(DIRECTIVES)}",
+    "directive": "{piece} is not followed here, only %import and %ignore",
     "special": "{piece}: special tokens are no part of a structure",
     "attributes": "attributes of a rule are not followed here",
 }
@@ -45,7 +47,5 @@ def check_lark(grammar: str) -> None:
         kind = str(match.lastgroup)
         piece = match.group()
         if kind in REFUSED and piece not in DIRECTIVES:
-            before = grammar[: match.start()]
-            line = before.count("\n") + 1
-            column = len(before) - before.rfind("\n")
-            raise ValueError(f"line {line}, column {column}: {REFUSED[kind].format(piece=piece)}")
+            reason = REFUSED[kind].format(piece=piece)
+            raise ValueError(f"{place_in(grammar, match.start())}: {reason}")

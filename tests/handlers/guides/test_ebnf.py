@@ -1,4 +1,13 @@
-"""Grammars in EBNF mean what they say, whatever llguidance makes one lexeme."""
+"""Grammars in EBNF mean what they say, whatever llguidance makes one lexeme.
+
+Why there are lexemes: in a text of 1,300 characters inside of JSON a mask takes 0.03 ms so (the
+median, at a vocabulary of 48,000), and 1.4 ms by characters. Words take 35 times as long by
+characters, lists and tables 5 to 7 times, SQL 2.3 times; sums, games and programs as long.
+
+llguidance's own `gbnf_to_lark` (of 1.9.1) makes every regular rule a lexeme, whatever may follow
+it. Of the grammars here it reads 7 of the 9 long ones as they are meant, and 3 of the 13 short
+ones.
+"""
 
 from __future__ import annotations
 
