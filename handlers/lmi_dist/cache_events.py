@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from handlers.base.kv_events.endpoints import of_replica, replica_here
-from handlers.base.kv_events.events import AllBlocksCleared, BlockRemoved, BlockStored, Change
+from handlers.base.kv_events.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent
 from handlers.base.kv_events.publisher import EventPublisher
 from handlers.lmi_dist.block_hashes import digest_of, extra_of
 from handlers.lmi_dist.cached_blocks import Root, Tokens
@@ -36,7 +36,7 @@ class CacheEvents:
         self._name_of = name_of
         # By block.
         self._blocks: dict[int, _Block] = {}
-        self._events: list[Change] = []
+        self._events: list[CacheEvent] = []
         # Whether something was published.
         self._has_begun = False
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from handlers.base.kv_events.endpoints import is_bound
-from handlers.base.kv_events.events import CacheEventBatch, Change
+from handlers.base.kv_events.events import CacheEvent, CacheEventBatch
 from handlers.base.kv_events.replay import Replay, SentBatch
 from handlers.base.kv_events.sockets import open_socket, zmq_library
 from lmi.errors import BadConfiguration
@@ -53,7 +53,7 @@ class EventPublisher:
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         self._thread.start()
 
-    def publish(self, changes: Sequence[Change]) -> None:
+    def publish(self, changes: Sequence[CacheEvent]) -> None:
         """Hand a batch to the thread. It never waits."""
         batch = CacheEventBatch(time.time(), changes, self._replica)
         self._queue.append(QueuedBatch(next(self._numbers), batch))
