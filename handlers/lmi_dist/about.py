@@ -1,27 +1,24 @@
-"""The Handler record of the embedded engine, and its options of adapters, with vLLM's names.
+"""The Handler record of the embedded engine.
 
 This module imports none of the engine's libraries.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from handlers.lmi_dist.config_file import check as check_model
+from handlers.lmi_dist.lora_limits import OWN_KEYS
 from handlers.lmi_dist.native_variants import (
     ROUNDING_VARIANTS,
     built_variants,
     describe_kernels,
     variant_here,
 )
-from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler, folder_of
-from lmi.settings.kinds import BOOLEAN, Kind, integer
 from lmi.settings.other_names import ENGINE_KEYS
 
-# Without an option. There are fewer if they make as many tokens on this machine.
+# Without an option. A smaller batch is taken where it makes as many tokens/s on this machine.
 MAX_NUM_SEQUENCES = 64
 MAX_PREFILL_TOKENS = 1024
 ONE_DEVICE = (
@@ -29,69 +26,6 @@ ONE_DEVICE = (
 )
 QUANTIZE_METHODS = frozenset({"int4", "int8"})
 DRAFT_KEYS = ("option.speculative_draft_model", "option.speculative_config")
-LORA_KINDS: dict[str, Kind] = {
-    "enable_lora": BOOLEAN,
-    "max_loras": integer(1, 1024),
-    "max_lora_rank": integer(1, 1024),
-    "max_cpu_loras": integer(1),
-}
-# The last is vLLM's name for JSON without spaces.
-OWN_KINDS = LORA_KINDS | {"disable_any_whitespace": BOOLEAN}
-OWN_KEYS = frozenset(f"option.{name}" for name in OWN_KINDS)
-
-
-def own_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """The values of OWN_KINDS that are given.
-
-    Raises BadConfiguration with a line for each fault.
-    """
-    values = {}
-    faults = []
-    for name in OWN_KINDS.keys() & options.keys():
-        try:
-            values[name] = OWN_KINDS[name].parse(options[name])
-        except ValueError:
-            faults.append(f"option.{name}={options[name]}: allowed is {OWN_KINDS[name].allowed}")
-
-    if faults:
-        raise BadConfiguration("\n".join(sorted(faults)))
-
-    return values
-
-
-@dataclass(frozen=True)
-class LoraLimits:
-    """How many adapters there may be, and how large."""
-
-    # Adapters that the running sequences use together.
-    max_in_batch: int = 4
-    max_rank: int = 16
-    # Adapters whose weights stay. None: all that are loaded.
-    max_in_memory: int | None = None
-
-    @staticmethod
-    def of(options: Mapping[str, str]) -> "LoraLimits | None":
-        """The limits that the options of an engine give, or None if they do not enable adapters."""
-        values = own_options(options)
-        if not values.get("enable_lora"):
-            return None
-
-        max_in_memory = values.get("max_cpu_loras")
-        max_in_batch = LoraLimits.max_in_batch
-        if "max_loras" in values:
-            max_in_batch = values["max_loras"]
-        elif max_in_memory is not None:
-            # A default gives way to an option.
-            max_in_batch = min(max_in_batch, max_in_memory)
-
-        if max_in_memory is not None and max_in_memory < max_in_batch:
-            raise BadConfiguration(
-                f"option.max_cpu_loras={max_in_memory}: "
-                f"allowed is at least option.max_loras, {max_in_batch}"
-            )
-
-        max_rank = values.get("max_lora_rank", LoraLimits.max_rank)
-        return LoraLimits(max_in_batch, max_rank, max_in_memory)
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
@@ -115,7 +49,7 @@ def dtypes(config: EngineConfig, stored: str) -> tuple[str, str]:
     """Dtypes of weights and of keys and values on a CPU.
 
     The native kernels keep the bfloat16 weights of a checkpoint; keys and values are bfloat16 where
-    they multiply it. They are taken to know the model.
+    they multiply it. `stored` is the dtype of the checkpoint.
     """
     weights = "bf16" if config.dtype == "bf16" else "fp32"
     variant = variant_here()
@@ -125,7 +59,8 @@ def dtypes(config: EngineConfig, stored: str) -> tuple[str, str]:
     if config.dtype == "auto" and stored == "bfloat16":
         weights = "bf16"
 
-    return weights, weights if variant in ROUNDING_VARIANTS else "fp32"
+    cache = weights if variant in ROUNDING_VARIANTS else "fp32"
+    return weights, cache
 
 
 HANDLER = Handler(

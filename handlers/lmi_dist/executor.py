@@ -20,13 +20,14 @@ from handlers.base.configuration import AnyConfig, both
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.guides.compiler import compile_limit_s
 from handlers.guides.process import Start
-from handlers.lmi_dist.about import MAX_PREFILL_TOKENS, own_options
+from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
 from handlers.lmi_dist.captured import take_draws, take_prompt
 from handlers.lmi_dist.draft_check import check_drafts
 from handlers.lmi_dist.guides import Guides
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import Model, describe, in_files, load_runner
 from handlers.lmi_dist.lora_adapters import LoraAdapters
+from handlers.lmi_dist.lora_limits import own_options
 from handlers.lmi_dist.memory import HeldMemory, MemoryWatch
 from handlers.lmi_dist.native.library import num_threads
 from handlers.lmi_dist.native.wishes import Floats

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeAlias
 
-from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.linear_sites import Site
+from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.lora_weights import LoraWeights, site_weights
 from handlers.lmi_dist.operations import Adapter, Pack, Packed
 from handlers.lmi_dist.peft import check_rank, read_config

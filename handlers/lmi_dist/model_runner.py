@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.facts import ModelFacts
@@ -19,6 +18,7 @@ from handlers.lmi_dist.hf_fallback import HuggingFaceModel
 from handlers.lmi_dist.kv_slots import KvSlots
 from handlers.lmi_dist.linear_sites import Site, sites_of
 from handlers.lmi_dist.lora import Adaptable, AnyLoader, LoraLoader
+from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.placement import Placement, packer, to_array, to_tensor
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import load

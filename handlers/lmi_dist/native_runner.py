@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.gguf.tensors import DTYPES
 from handlers.lmi_dist.linear_sites import sites_of
 from handlers.lmi_dist.lora import LoraLoader
+from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.native.library import Library, num_threads
 from handlers.lmi_dist.native.model import NativeModel
 from handlers.lmi_dist.native.pages import Arena

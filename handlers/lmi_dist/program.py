@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.linear_sites import MAX_MODULES, Site, qkv_widths, sites_of_layer
+from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.operation_reader import OperationReader, Place, in_float32
 from handlers.lmi_dist.operations import (
     Cap,

@@ -26,9 +26,9 @@ from handlers.guides.compiler import Compiled
 from handlers.guides.turns import Kept
 from handlers.guides.vocabulary import Vocabulary, read_config
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.about import own_options
 from handlers.lmi_dist.guide import Guide
 from handlers.lmi_dist.guides import equip, fill_masks
+from handlers.lmi_dist.lora_limits import own_options
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import BadConfiguration, InvalidRequest, Unsupported

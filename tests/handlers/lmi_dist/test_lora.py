@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from handlers.base.adapter_names import check_names, is_end
-from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.linear_sites import sites_of
 from handlers.lmi_dist.lora import LoraLoader
+from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.module_adapters import ModuleAdapters
 from handlers.lmi_dist.peft import NotUsable
 from handlers.lmi_dist.placement import to_tensor
