@@ -38,7 +38,7 @@ class Api(Generic[Format]):
     # Beginnings of further paths, whose 404, 405 and similar errors have this API's form.
     prefixes: tuple[str, ...] = ()
     body_field: str = ""
-    # ApiFormatters of user code take part.
+    # Formatters of user code take part.
     takes_user_code: bool = False
     # This ends an answer that is one JSON value.
     json_end: bytes = b""

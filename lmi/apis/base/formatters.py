@@ -1,4 +1,4 @@
-"""ApiFormatters: they turn the Deltas of one answer into records, each sent as one body message.
+"""Formatters, which turn the Deltas of one answer into records, each sent as one body message.
 
 orjson writes strings and floats, so NaN and infinities become null.
 """
