@@ -17,7 +17,7 @@ from lmi.adapters.files import check_files
 from lmi.server.front_end import FrontEnd
 from lmi.settings.config import Config
 from lmi.settings.kinds import local_path
-from lmi.settings.secure_mode import PLATFORM_FOLDER, check_adapter
+from lmi.settings.secure_mode import PLATFORM_ROOT, check_adapter
 from lmi.shared.state import Block, Phase
 from lmi.sources import fetches
 from lmi.sources.fetches import WantedSource
@@ -63,13 +63,13 @@ def find_local(src: str, config: Config) -> Path | None:
 
     roots = (
         config.model.path,
-        str(PLATFORM_FOLDER),
+        str(PLATFORM_ROOT),
         config.server.download_dir,
         *config.server.adapter_roots,
     )
     if not any(folder.is_relative_to(Path(root).resolve()) for root in filter(None, roots)):
         # The same error whether it exists or not.
-        rule = f"below the model's folder, {PLATFORM_FOLDER}, download_dir or one of adapter_roots"
+        rule = f"below the model's folder, {PLATFORM_ROOT}, download_dir or one of adapter_roots"
         raise errors.InvalidParameter("src", f"a folder {rule}", src)
 
     if not is_there:

@@ -27,7 +27,8 @@ from lmi.user_code.settings import REQUIREMENTS
 SWITCH = "secure_mode"
 CONTROLS_KEY = "security_controls"
 CHANNELS = "untrusted_channels"
-PLATFORM_FOLDER = Path("/opt/ml")
+# All that SageMaker puts into a container: models, channels, code.
+PLATFORM_ROOT = Path("/opt/ml")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Safe options that are not in the table.
 SAFE_OPTIONS = frozenset(
@@ -65,6 +66,10 @@ SAFE_OPTIONS = frozenset(
 )
 LOAD_FORMAT = "option.load_format"
 SAFE_LOAD_FORMATS = ("auto", "safetensors")
+CONTROLS = ("DISALLOW_REQUIREMENTS_TXT", SCRIPTS, PICKLES, REMOTE_CODE, TEMPLATES)
+# A control refuses the options whose `refused_by` names it. Those of BESIDE also refuse a file of
+# the model's folder itself.
+BESIDE = {"DISALLOW_REQUIREMENTS_TXT": REQUIREMENTS, SCRIPTS: "model.py"}
 
 
 def _has_template(file: Path) -> bool:
@@ -81,10 +86,7 @@ def _has_template(file: Path) -> bool:
     return isinstance(content, dict) and content.get("chat_template") is not None
 
 
-CONTROLS = ("DISALLOW_REQUIREMENTS_TXT", SCRIPTS, PICKLES, REMOTE_CODE, TEMPLATES)
-# A control refuses the options whose `refused_by` names it. Some refuse a file in the model's
-# folder itself, others the files of a kind at any depth of a folder that is not trusted.
-BESIDE = {"DISALLOW_REQUIREMENTS_TXT": REQUIREMENTS, SCRIPTS: "model.py"}
+# Controls that refuse the files of a kind, at any depth of a folder that is not trusted.
 WITHIN: dict[str, Callable[[Path], bool]] = {
     PICKLES: lambda file: file.suffix.lower() in PICKLE_SUFFIXES,
     TEMPLATES: _has_template,
@@ -100,36 +102,13 @@ def check(resolution: Resolution) -> None:
         return
 
     controls, channels = _controls_and_channels(values)
-    served_folder = resolution.start.folder
-    cwd = resolution.start.cwd
-    code_folders = user_code_folders(values)
-    folders_of_strangers = (*resolution.fetched.values(), *resolution.start.untrusted)
-
-    refusals = list(_refused_options(values, controls))
-    bases = [*code_folders, served_folder or cwd, cwd]
-    roots = [PLATFORM_FOLDER, Path(values.final("download_dir")), *folders_of_strangers]
-    if served_folder is not None:
-        roots.append(served_folder)
-
-    for path, option in paths_outside(values, bases, roots):
-        refusals.append(f"{option.place}: {_leaves(path)}")
-
-    for folder in dict.fromkeys(path.resolve() for path in code_folders):
-        refusals += _refused_beside(folder, controls)
-
-    code = resolution.code
-    if code is not None and code.standards_folder and SCRIPTS in controls:
-        refusals.append(f"{code.path}: refused by {SCRIPTS}")
-
-    if not channels:
-        # Then the folders that may hold code of the model are searched. The current one belongs to
-        # the model only if it is served.
-        channels = [path for path in code_folders if path == served_folder or path != cwd]
-
-    for folder in dict.fromkeys((*channels, *folders_of_strangers)):
-        refusals += _refused_within(folder, controls)
-
-    _raise(list(dict.fromkeys(refusals)))
+    refusals = [
+        *_refused_options(values, controls),
+        *_refused_paths(resolution),
+        *_refused_code(resolution, controls),
+        *_refused_files(resolution, controls, channels),
+    ]
+    _refuse_if_any(list(dict.fromkeys(refusals)))
 
 
 def check_operator(resolution: Resolution) -> None:
@@ -154,25 +133,27 @@ def _controls_and_channels(values: Values) -> tuple[tuple[str, ...], list[Path]]
                     "give it"
                 )
 
-    _raise(refusals)
+    _refuse_if_any(refusals)
     controls: tuple[str, ...] = values.final(CONTROLS_KEY)
     known_controls = ", ".join(CONTROLS)
     if not controls:
         switch = values.how_given(SWITCH).assignment
-        _raise([f"{switch}: SAGEMAKER_SECURITY_CONTROLS is missing; controls are {known_controls}"])
+        _refuse_if_any(
+            [f"{switch}: SAGEMAKER_SECURITY_CONTROLS is missing; controls are {known_controls}"]
+        )
 
     place = values.how_given(CONTROLS_KEY).place
     for control in controls:
         if control not in CONTROLS:
             refusals.append(f"{place}: unknown control {control}; controls are {known_controls}")
 
-    _raise(refusals)
+    _refuse_if_any(refusals)
     channels = [Path(text) for text in values.final(CHANNELS)]
     for channel in channels:
         if not channel.is_dir():
             refusals.append(f"{values.how_given(CHANNELS).place}: {channel} is not a folder")
 
-    _raise(refusals)
+    _refuse_if_any(refusals)
     return controls, channels
 
 
@@ -188,14 +169,14 @@ def check_adapter(
         return
 
     controls = server.security_controls
-    roots = [PLATFORM_FOLDER, model]
+    roots = [PLATFORM_ROOT, model]
     if server.download_dir:
         roots.append(Path(server.download_dir))
 
     if not is_fetched and not _is_below(folder, roots):
-        _raise([f"{folder}: {_leaves(folder)}"])
+        _refuse_if_any([f"{folder}: {_outside_message(folder)}"])
 
-    _raise([*_refused_beside(folder, controls), *_refused_within(folder, controls)])
+    _refuse_if_any([*_refused_beside(folder, controls), *_refused_within(folder, controls)])
 
 
 def _refused_options(values: Values, controls: Collection[str]) -> Iterator[str]:
@@ -210,6 +191,54 @@ def _refused_options(values: Values, controls: Collection[str]) -> Iterator[str]
             is_harmless = value == option.default or option.harmless(value)
             if option.refused_by == control and not is_harmless:
                 yield f"{values.how_given(option.key).assignment}: refused by {control}"
+
+
+def _refused_paths(resolution: Resolution) -> Iterator[str]:
+    """Yield a line for each option that names a path out of the safe folders."""
+    values = resolution.values
+    served_folder = resolution.start.folder
+    cwd = resolution.start.cwd
+    bases = [*user_code_folders(values), served_folder or cwd, cwd]
+    roots = [PLATFORM_ROOT, Path(values.final("download_dir")), *_folders_of_strangers(resolution)]
+    if served_folder is not None:
+        roots.append(served_folder)
+
+    for path, option in paths_outside(values, bases, roots):
+        yield f"{option.place}: {_outside_message(path)}"
+
+
+def _refused_code(resolution: Resolution, controls: Collection[str]) -> Iterator[str]:
+    """Yield a line for each file of the model's code that the controls refuse."""
+    code_folders = user_code_folders(resolution.values)
+    for folder in dict.fromkeys(path.resolve() for path in code_folders):
+        yield from _refused_beside(folder, controls)
+
+    code = resolution.code
+    if code is not None and code.standards_folder and SCRIPTS in controls:
+        yield f"{code.path}: refused by {SCRIPTS}"
+
+
+def _refused_files(
+    resolution: Resolution, controls: Collection[str], channels: list[Path]
+) -> Iterator[str]:
+    """Yield a line for each file that the controls refuse in the channels, in fetched folders and
+    in those of strangers.
+    """
+    searched_folders = channels
+    if not searched_folders:
+        # Then the folders that may hold code of the model are searched. The current one belongs to
+        # the model only if it is served.
+        cwd = resolution.start.cwd
+        served_folder = resolution.start.folder
+        code_folders = user_code_folders(resolution.values)
+        searched_folders = [path for path in code_folders if path == served_folder or path != cwd]
+
+    for folder in dict.fromkeys((*searched_folders, *_folders_of_strangers(resolution))):
+        yield from _refused_within(folder, controls)
+
+
+def _folders_of_strangers(resolution: Resolution) -> tuple[Path, ...]:
+    return (*resolution.fetched.values(), *resolution.start.untrusted)
 
 
 def _is_safe(key: str, value: Any) -> bool:
@@ -261,9 +290,9 @@ def _is_below(path: Path, roots: list[Path]) -> bool:
     return any(path.resolve().is_relative_to(root.resolve()) for root in roots)
 
 
-def _leaves(path: Path) -> str:
+def _outside_message(path: Path) -> str:
     """Return the fault of a path out of the safe folders."""
-    return f"{path.resolve()} is outside of the model's folder, {PLATFORM_FOLDER} and download_dir"
+    return f"{path.resolve()} is outside of the model's folder, {PLATFORM_ROOT} and download_dir"
 
 
 def _refused_beside(folder: Path, controls: Collection[str]) -> list[str]:
@@ -282,11 +311,13 @@ def _refused_beside(folder: Path, controls: Collection[str]) -> list[str]:
 
 def _refused_within(folder: Path, controls: Collection[str]) -> Iterator[str]:
     """Yield a line for each file of a folder, at any depth, that the controls refuse."""
-    for control in controls:
-        if control not in WITHIN:
-            continue
+    controls_of_files = [control for control in controls if control in WITHIN]
+    if not controls_of_files:
+        return
 
-        for file in _files(folder):
+    files = list(_files(folder))
+    for control in controls_of_files:
+        for file in files:
             if WITHIN[control](file):
                 yield f"{file}: refused by {control}"
 
@@ -311,7 +342,7 @@ def _unreadable(error: OSError) -> NoReturn:
     raise SecurityRefused(f"{error.filename}: cannot be searched in secure mode: {error.strerror}")
 
 
-def _raise(refusals: list[str]) -> None:
+def _refuse_if_any(refusals: list[str]) -> None:
     """Raise SecurityRefused with these lines, if there are any."""
     if refusals:
         raise SecurityRefused("\n".join(refusals))
