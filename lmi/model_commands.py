@@ -12,9 +12,11 @@ import orjson
 
 from lmi.shared import log
 from lmi.sources import fetches
+from lmi.sources.amounts import readable
 from lmi.sources.catalogue import CATALOGUE
-from lmi.sources.fetches import FetchRequest, WantedSource, default_download_dir, readable
+from lmi.sources.fetches import FetchRequest, WantedSource
 from lmi.sources.kept import KeptModel, kept_models, not_kept
+from lmi.sources.place import default_download_dir
 from lmi.sources.source import parse
 
 INTERRUPTED = 130

@@ -21,10 +21,11 @@ from lmi.gateway.endpoints import AwsEndpoint, Endpoints, EndpointTable
 from lmi.gateway.errors import AwsError, model_error, too_large, unavailable
 from lmi.gateway.exchange import AwsExchange
 from lmi.gateway.members import PREFIX
+from lmi.gateway.model_store import ModelStore
 from lmi.gateway.settings import GatewaySettings
 from lmi.gateway.signatures import Signatures, Signed
 from lmi.gateway.stores import Answers, Inputs
-from lmi.gateway.target_models import ModelStore, TargetModels
+from lmi.gateway.target_models import TargetModels
 from lmi.http.body import BodyMemory
 from lmi.http.browsers import ANY, check_page, is_loopback
 from lmi.http.exchange import MAX_HEADER_BYTES, BodyTooLarge, Header, num_bytes

@@ -1,5 +1,4 @@
-"""TargetModel: the models of multi-model endpoints, which are stored for their containers and
-loaded there.
+"""TargetModel: the models of multi-model endpoints, which their containers load and unload.
 
 When a container has no room for a further model (507), the least recently used one that serves no
 request is unloaded, again until the new one fits. Source: SageMaker's guide, "Custom containers
@@ -7,34 +6,23 @@ contract for multi-model endpoints".
 """
 
 import asyncio
-import hashlib
-import json
 import logging
-import os
 import re
-import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from lmi.errors import StartError, cause_line
 from lmi.gateway.container import ContainerFault
 from lmi.gateway.endpoints import ANY, AwsEndpoint, CalledContainer
 from lmi.gateway.errors import AwsError, invalid, model_error
-from lmi.gateway.stores import S3_SCHEME
+from lmi.gateway.model_store import NAME_CHARS, LoadFailed, ModelStore
 from lmi.gateway.threads import run_in_thread
 from lmi.http.exchange import Header
-from lmi.sources.archive import unpack
-from lmi.sources.fetch import fetch
-from lmi.sources.fetches import Place, WantedSource
-from lmi.sources.job import FetchJob
-from lmi.sources.source import ARCHIVE_SUFFIXES, descended
 
 # Beyond the container's own limit, model_loading_timeout.
 LOAD_TIMEOUT_S = 3600.0
@@ -42,102 +30,17 @@ LOAD_TIMEOUT_S = 3600.0
 UNLOAD_TIMEOUT_S = 360.0
 ASK_TIMEOUT_S = 10.0
 OK = 200
+NOT_FOUND = 404
 CONFLICT = 409
 NO_ROOM = 507
-NAME_CHARS = 32
 # The names that the gateway gives.
 NAME_OF_GATEWAY = re.compile(f"[0-9a-f]{{{NAME_CHARS}}}")
 READY = "READY"
+# The most models that a container is asked to list at once.
+MAX_LISTED = 100
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class LoadFailed(Exception):
-    """A model cannot be stored or loaded. `status` is that of the container's response, or 0."""
-
-    def __init__(self, reason: str, status: int = 0) -> None:
-        super().__init__(f"{status}: {reason}" if status else reason)
-        self.reason = reason
-        self.status = status
-
-
-class ModelStore:
-    """The models of `source`, a folder or `s3://BUCKET/PREFIX`, in `folder`, which the container
-    sees too.
-
-    The one at SOURCE/KEY, a folder or an archive, is stored at `H/model`, where H is a hash of its
-    place, because a key comes from clients and must not become a path. A stamp beside it says from
-    which files it was made. What comes from S3 is kept in `sources`. Errors call a model `label`.
-    """
-
-    def __init__(self, source: str, folder: Path, label: str = "TargetModel") -> None:
-        self._folder = folder
-        self._label = label
-        self._is_remote = source.startswith(S3_SCHEME)
-        self._source = source.rstrip("/") if self._is_remote else str(Path(source).resolve())
-
-    def name(self, key: str) -> str:
-        """Return the name that the model has in the container. Raises AwsError for a key against
-        the rule.
-        """
-        # S3 does not have other spellings of a key either.
-        if not {"", ".", ".."}.isdisjoint(key.split("/")):
-            raise invalid(
-                f"{self._label} must be a relative path without empty parts, . and .., given {key}"
-            )
-
-        digest = hashlib.sha256(f"{self._source}/{key}".encode()).hexdigest()
-        return digest[:NAME_CHARS]
-
-    def add(self, key: str) -> tuple[Path, bool]:
-        """Store a model, unless it is there. Returns its folder, and whether the container may have
-        other files of it.
-
-        Raises AwsError if the source has no such model, or LoadFailed. It blocks.
-        """
-        home = self._folder / self.name(key)
-        place = Place(self._folder, "--models-dir", key)
-        try:
-            if self._is_remote:
-                source = f"{self._source}/{key}"
-                download_dir = str(self._folder / "sources")
-                wanted = WantedSource(source=source, download_dir=download_dir, takes_all=True)
-                files = fetch(FetchJob(wanted))
-            else:
-                files = self._find(key)
-
-            # Two gateways may have one folder.
-            with place.only_one(home / "lock"):
-                was_replaced = _update(files, home, place.check_room)
-
-            return home / "model", was_replaced
-        except StartError as error:
-            raise LoadFailed(f"{self._label} {key}: {error}") from error
-        except OSError as error:
-            raise LoadFailed(
-                f"{self._label} {key} cannot be stored in {home}: {cause_line(error)}"
-            ) from error
-
-    def _find(self, key: str) -> Path:
-        """Return the folder or archive. A link that leads out of the source counts as nothing."""
-        source = Path(self._source)
-        files = (source / key).resolve()
-        if not files.is_relative_to(source) or not files.exists():
-            raise invalid(f"{self._label} {key} is not below {source}")
-
-        if not files.is_dir() and not files.name.endswith(ARCHIVE_SUFFIXES):
-            raise invalid(
-                f"{self._label} {key} is neither a folder nor one of {' '.join(ARCHIVE_SUFFIXES)}"
-            )
-
-        link = _link_out_of(source, files)
-        if link is not None:
-            raise LoadFailed(
-                f"{self._label} {key}: the link {link.relative_to(files)} leads out of the source"
-            )
-
-        return files
 
 
 class TargetModels:
@@ -229,6 +132,7 @@ class LoadedModels:
             yield
             self._last_used_s[name] = time.monotonic()
         finally:
+            # Subtraction drops a name at 0, so that only models with requests are in the counter.
             self._num_requests -= Counter([name])
 
     async def load(self, name: str, store: ModelStore, key: str) -> None:
@@ -256,13 +160,13 @@ class LoadedModels:
 
     async def _load(self, name: str, store: ModelStore, key: str) -> None:
         try:
-            folder, was_replaced = await run_in_thread(store.add, key)
-            if was_replaced:
+            stored = await run_in_thread(store.add, key)
+            if stored.was_replaced:
                 # The container may have loaded the files that were there.
                 await self._unload(name)
 
             log.info("loading model %s (TargetModel %s)", name, key)
-            status, body = await self._register(name, str(folder))
+            status, body = await self._register(name, str(stored.folder))
             if status not in (OK, CONFLICT):
                 raise LoadFailed(body.decode(errors="replace"), status)
 
@@ -286,27 +190,36 @@ class LoadedModels:
 
         async with self._room:
             status, body = await register()
-            idle = await self._idle() if status == NO_ROOM else []
-            while idle and status == NO_ROOM:
-                idle_name = idle.pop(0)
-                # It may serve a request or be loaded by now.
-                if idle_name in self._num_requests or idle_name in self._loads:
+            if status != NO_ROOM:
+                return status, body
+
+            for loaded_name in await self._least_recently_used():
+                # A model that serves a request or is being loaded stays.
+                if loaded_name in self._num_requests or loaded_name in self._loads:
                     continue
 
-                # Requests for this model wait, and then load it again.
-                self._unloads[idle_name] = asyncio.create_task(self._unload(idle_name))
-                try:
-                    await self._unloads[idle_name]
-                finally:
-                    del self._unloads[idle_name]
-
+                await self._make_way(loaded_name)
                 status, body = await register()
+                if status != NO_ROOM:
+                    break
 
         return status, body
 
-    async def _idle(self) -> list[str]:
-        """Return the loaded models of the gateway, the least recently used first."""
-        answer = await self._get("/models?limit=100", _ListedModels) or _ListedModels()
+    async def _make_way(self, name: str) -> None:
+        """Unload a model. Requests for it wait meanwhile, and then load it again."""
+        self._unloads[name] = asyncio.create_task(self._unload(name))
+        try:
+            await self._unloads[name]
+        finally:
+            del self._unloads[name]
+
+    async def _least_recently_used(self) -> list[str]:
+        """Return the loaded models of the gateway, the least recently used first.
+
+        Of a container with over MAX_LISTED models they are those of its first page.
+        """
+        path = f"/models?limit={MAX_LISTED}"
+        answer = await self._get(path, _ListedModels) or _ListedModels()
         names = []
         for model in answer.models:
             if NAME_OF_GATEWAY.fullmatch(model.model_name):
@@ -317,7 +230,7 @@ class LoadedModels:
     async def _unload(self, name: str) -> None:
         log.info("unloading model %s", name)
         status, body = await self._ask("DELETE", f"/models/{name}", timeout_s=UNLOAD_TIMEOUT_S)
-        if status not in (OK, 404):
+        if status not in (OK, NOT_FOUND):
             log.warning(
                 "model %s was not unloaded: %d %s", name, status, body.decode(errors="replace")
             )
@@ -347,77 +260,3 @@ class LoadedModels:
         with self._container.lease() as container:
             async with container.call(method, path, headers, body, timeout_s) as response:
                 return response.status, await response.read()
-
-
-def _link_out_of(source: Path, files: Path) -> Path | None:
-    """Return a link in a model's folder, or in a folder that it links to, that leads out of the
-    source, if any does.
-    """
-    visited: set[str] = set()
-    for parent, folder_names, file_names in os.walk(files, followlinks=True):
-        real_parent = os.path.realpath(parent)
-        if real_parent in visited:
-            folder_names.clear()
-            continue
-
-        visited.add(real_parent)
-        for name in (*folder_names, *file_names):
-            path = Path(parent, name)
-            if path.is_symlink() and not path.resolve().is_relative_to(source):
-                return path
-
-    return None
-
-
-def _update(files: Path, home: Path, check_room: Callable[[int], None]) -> bool:
-    """Make the model, unless it is there as it should be. Returns whether other files were there
-    before.
-    """
-    stamp = home / "stamp.json"
-    model = home / "model"
-    stamp_text = json.dumps(_stamps(files))
-    if model.is_dir() and stamp.is_file() and stamp.read_text() == stamp_text:
-        return False
-
-    part = home / "part"
-    # A process that was killed may have left it.
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        if files.is_dir():
-            new_model = shutil.copytree(files, part, copy_function=_link_or_copy)
-        else:
-            part.mkdir()
-            unpack(files, part, check_room=check_room)
-            new_model = descended(part)
-
-        stamp.unlink(missing_ok=True)
-        is_new = not model.exists()
-        shutil.rmtree(model, ignore_errors=True)
-        new_model.rename(model)
-        stamp.write_text(stamp_text)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-    return not is_new
-
-
-def _stamps(files: Path) -> list[tuple[str, int, int]]:
-    """Return the path, size and time of change of each file of a folder, or of an archive."""
-    paths = [files]
-    if files.is_dir():
-        paths = sorted(path for path in files.rglob("*") if path.is_file())
-
-    stamps = []
-    for path in paths:
-        status = path.stat()
-        stamps.append((str(path), status.st_size, status.st_mtime_ns))
-
-    return stamps
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    """Give a file a second name, which needs no room, or copy it to another disk."""
-    try:
-        os.link(os.path.realpath(source), target)
-    except OSError:
-        shutil.copy2(source, target)

@@ -17,7 +17,7 @@ from lmi.settings.steps import Resolution
 from lmi.settings.table import DRAFT, MODEL
 from lmi.settings.values import Values
 from lmi.sources.catalogue import CATALOGUE
-from lmi.sources.fetches import default_download_dir
+from lmi.sources.place import default_download_dir
 from lmi.sources.source import GgufSource, HubModel, fault, parse, remote
 
 

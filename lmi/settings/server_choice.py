@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from lmi.settings.steps import Resolution
 from lmi.settings.table import OPTIONS
-from lmi.sources.fetches import default_download_dir
+from lmi.sources.place import default_download_dir
 
 # The modules of an extra that an option of the server needs. Engines look for those of their
 # options in `check` of their `Handler`.

@@ -16,7 +16,7 @@ from s3transfer.manager import TransferConfig, TransferManager  # type: ignore[i
 from urllib3.exceptions import HTTPError
 
 from lmi.errors import shorten
-from lmi.sources.fetches import size_of
+from lmi.sources.files_on_disk import size_of
 from lmi.sources.job import NO_BYTE_S, Damaged, Progress, run_all
 from lmi.sources.s3_errors import GONE, NoS3, code_of, error_of_answer, explained
 

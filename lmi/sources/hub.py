@@ -31,7 +31,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from lmi import __version__
 from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line, shorten
-from lmi.sources.fetches import Place, link, size_of
+from lmi.sources.files_on_disk import link, size_of
 from lmi.sources.hub_cache import HubCache
 from lmi.sources.hub_client import HubClient, HubRefusal, NoHub
 from lmi.sources.hub_download import PART, Download
@@ -40,6 +40,7 @@ from lmi.sources.hub_listing import COMMIT, HubApi
 from lmi.sources.job import PASSING_STATUSES, FetchJob, MayPass, attempt, run_all
 from lmi.sources.kept_listing import KeptListing, files_by_blobs
 from lmi.sources.listing import gguf_paths, taken
+from lmi.sources.place import Place
 from lmi.sources.reach import Reach
 from lmi.sources.source import ADAPTER_CONFIG, CONFIG, GGUF, HubModel, chosen, fault
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from lmi.sources.fetches import size_of
+from lmi.sources.files_on_disk import size_of
 
 ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SHA256 = re.compile(r"[0-9a-f]{64}")

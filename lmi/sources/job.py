@@ -12,7 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from lmi.errors import ModelUnusable, SourceUnreachable
-from lmi.sources.fetches import DOWNLOAD, SPARE_BYTES, FetchReport, WantedSource
+from lmi.sources.fetches import DOWNLOAD, FetchReport, WantedSource
+from lmi.sources.place import SPARE_BYTES
 
 # The seconds over which the rate is measured.
 WINDOW_S = 10.0

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 import msgspec
 
 from lmi.shared.files import write_whole
-from lmi.sources.fetches import size_of
+from lmi.sources.files_on_disk import size_of
 from lmi.sources.hub_file import ID, HubFile
 
 TREE_FORMAT = 1

@@ -28,8 +28,8 @@ from pathlib import Path, PurePosixPath
 from lmi.errors import ModelUnusable, SourceUnreachable
 from lmi.shared import linux
 from lmi.sources.catalogue import PackagedModel
-from lmi.sources.fetches import Place
 from lmi.sources.job import NO_BYTE_S, FetchJob
+from lmi.sources.place import Place
 
 POLL_S = 0.1
 COPIED_BYTES = 1 << 20

@@ -106,6 +106,6 @@ class Reporter:
             log.info("%s", report)
 
         warning_s = SLOW_LINES * self._log_s
-        if report.slow is not None and time.monotonic() - self._last_warning_s >= warning_s:
+        if report.slow_warning is not None and time.monotonic() - self._last_warning_s >= warning_s:
             self._last_warning_s = time.monotonic()
-            log.warning("%s", report.slow)
+            log.warning("%s", report.slow_warning)

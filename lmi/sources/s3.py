@@ -11,11 +11,11 @@ from lmi.errors import ModelUnusable
 from lmi.shared.gguf_file import parts_of
 from lmi.sources.archive import unpack
 from lmi.sources.bucket import Bucket, StoredObject
-from lmi.sources.fetches import Place
 from lmi.sources.gguf.find import only_file
 from lmi.sources.job import FetchJob, attempt
 from lmi.sources.listing import taken
 from lmi.sources.paths import check_path
+from lmi.sources.place import Place
 from lmi.sources.s3_store import Store
 from lmi.sources.source import NoObjects, S3Model, check, descended, warn_of_properties
 

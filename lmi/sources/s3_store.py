@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lmi.sources.bucket import StoredObject
-from lmi.sources.fetches import link, size_of
+from lmi.sources.files_on_disk import link, size_of
 
 
 class Store:

@@ -21,8 +21,9 @@ from lmi.errors import StartError, cause_line
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams
 from lmi.sources.fetch import fetch
-from lmi.sources.fetches import FAILURE, PROGRESS, RESULT, SPARE_BYTES, FetchRequest, write
+from lmi.sources.fetches import FAILURE, PROGRESS, RESULT, FetchRequest, write
 from lmi.sources.job import DELAYS_S, FetchJob, Progress
+from lmi.sources.place import SPARE_BYTES
 from lmi.sources.reporter import LOG_S, Reporter
 
 # This module is `__main__` where it runs.

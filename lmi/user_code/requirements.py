@@ -33,7 +33,8 @@ from lmi.settings.kinds import is_true
 from lmi.settings.listeners import User
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams
-from lmi.sources.fetches import FAILURE, PROGRESS, FetchReport, Place, write
+from lmi.sources.fetches import FAILURE, PROGRESS, FetchReport, write
+from lmi.sources.place import Place
 from lmi.user_code.options import PIP_ARGS
 from lmi.user_code.settings import WHEELS
 

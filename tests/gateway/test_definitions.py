@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmi.gateway.control.definition import Definitions
-from lmi.gateway.target_models import LoadFailed
+from lmi.gateway.model_store import LoadFailed
 from tests.sources.faulty_server import Answer, FaultyServer
 from tests.sources.s3_server import CREDENTIALS
 

@@ -3,7 +3,8 @@ from collections.abc import Iterator
 import pytest
 
 from lmi.errors import ModelUnusable, SourceUnreachable
-from lmi.sources.fetches import FetchReport, readable
+from lmi.sources.amounts import readable
+from lmi.sources.fetches import FetchReport
 from lmi.sources.job import Damaged, MayPass, Progress, attempt
 
 QUICK = (0.0, 0.0)
@@ -105,7 +106,7 @@ def test_a_slow_download_says_its_speed_and_how_long_the_rest_takes(
     report = FetchReport(
         source="a/b", num_bytes=5, total_bytes=1_000_005, total_files=1, bytes_per_s=bytes_per_s
     )
-    assert report.slow == said
+    assert report.slow_warning == said
 
 
 def test_a_listing_that_comes_slowly_says_its_speed() -> None:

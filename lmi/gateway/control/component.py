@@ -22,7 +22,7 @@ from lmi.gateway.control.resources import (
 )
 from lmi.gateway.control.store import ResourceTable
 from lmi.gateway.errors import AwsError, invalid as invalid_invocation
-from lmi.gateway.target_models import LoadFailed
+from lmi.gateway.model_store import LoadFailed
 from lmi.gateway.threads import run_in_thread
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from lmi.errors import shorten
 from lmi.gateway.control.service_model import Members, invalid
+from lmi.gateway.model_store import LoadFailed, ModelStore
 from lmi.gateway.stores import S3_SCHEME, parse_s3
-from lmi.gateway.target_models import LoadFailed, ModelStore
 from lmi.settings import llama_cpp
 from lmi.settings.given import Given, collect
 from lmi.settings.images import givens as givens_of_images
@@ -151,7 +151,7 @@ class Definitions:
     def launch(self, container: Members) -> Launch:
         """Return how a container's process is started, after its files were brought.
 
-        Raises AwsError, or LoadFailed of `target_models.py`. It blocks.
+        Raises AwsError, or LoadFailed of `model_store.py`. It blocks.
         """
         variables: dict[str, str] = container.get("Environment") or {}
         source = self.source(container)
@@ -200,7 +200,7 @@ class Definitions:
         """Return the folder that an adapter was brought to, which containers may read. Raises
         AwsError or LoadFailed. It blocks.
         """
-        folder, _ = ModelStore(source.root, self._adapters, label="Adapter").add(source.key)
+        folder = ModelStore(source.root, self._adapters, label="Adapter").add(source.key).folder
         return folder
 
     @property
@@ -213,7 +213,7 @@ class Definitions:
         """
         store = ModelStore(source.root, self.folder / "models", label="Model data")
         try:
-            folder, _ = store.add(source.key)
+            folder = store.add(source.key).folder
         except LoadFailed as failure:
             if not (may_be_empty and isinstance(failure.__cause__, NoObjects)):
                 raise

@@ -13,7 +13,7 @@ from lmi.gateway.control.definition import Definitions, Launch
 from lmi.gateway.control.instance import Instance, InstanceFailed
 from lmi.gateway.control.service_model import Members
 from lmi.gateway.errors import AwsError, unavailable
-from lmi.gateway.target_models import LoadFailed
+from lmi.gateway.model_store import LoadFailed
 from lmi.gateway.threads import run_in_thread
 
 # SageMaker's, where a configuration names no other.

@@ -4,10 +4,11 @@ import logging
 import shutil
 from pathlib import Path
 
-from lmi.sources.fetches import Place, write
+from lmi.sources.fetches import write
 from lmi.sources.gguf.find import OpenedFrom, folder_of_file, opened_before
 from lmi.sources.gguf.folder import open_into
 from lmi.sources.job import FetchJob
+from lmi.sources.place import Place
 from lmi.sources.source import OPENED_GGUF
 
 BYTES_OF_FOLDER = 64 << 20

@@ -1,0 +1,23 @@
+"""Names and sizes of files on this disk."""
+
+import os
+import shutil
+from pathlib import Path
+
+
+def link(file: Path, name: Path) -> None:
+    """Give a file a further name. What has the name loses it."""
+    name.parent.mkdir(parents=True, exist_ok=True)
+    name.unlink(missing_ok=True)
+    try:
+        name.symlink_to(os.path.relpath(file, name.parent))
+    except OSError:
+        # The file system has no links.
+        shutil.copyfile(file, name)
+
+
+def size_of(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
