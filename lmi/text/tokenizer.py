@@ -25,18 +25,18 @@ from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable, Prompt
 from lmi.text.known_parts import unknown_decoders, unknown_parts
 from lmi.text.library_errors import explained
 from lmi.text.tokenizer_files import load_files
+from lmi.text.turn_budget import TurnBudget
 
 if TYPE_CHECKING:
     from lmi.text.confined import ConfinedEncoder, Encoded
 
-# The library's threads would idle (one text in each call) and do not survive a fork.
+# The library reads both when it is first used, so they are set before anything can use it.
+#
+# Its threads would idle (one text in each call) and do not survive a fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # A panic of the library is an error of one text, and no reason for 40 lines of its stack.
 os.environ["RUST_BACKTRACE"] = "0"
 
-# The most characters that are encoded in a turn of the event loop: 0.8 ms with a vocabulary of
-# 129k.
-MAX_INLINE_CHARS = 4096
 # Encoding a short word takes as long as this many characters of a text.
 WORD_CHARS = 256
 MAX_TOKEN_CHARS = 10_000
@@ -111,8 +111,8 @@ class Tokenizer:
         # The most characters of a token's name, and so of the text that it encodes.
         self.max_token_chars = max(map(len, names), default=1)
 
-        # How many characters this turn of the event loop may still encode.
-        self._inline_chars_left = MAX_INLINE_CHARS
+        self._turn_budget = TurnBudget()
+        # It is known before anything is encoded here.
         self._confined = self._confine()
         # A line break.
         self._line = self.encode("\n", add_special_tokens=False)
@@ -143,8 +143,9 @@ class Tokenizer:
         """Return the token ids of a text, with the special tokens that the model's tokenizer adds
         to a prompt.
 
-        `forged` has places between two characters, sorted. A special token that the text spells
-        across one of them is encoded as plain text.
+        `forged` has the places where a client's content spells a special token: each is the offset
+        of a break between two characters inside of it, sorted. A special token that the text spells
+        across a break is encoded as plain text.
         """
         try:
             with explained(GenerationFailed, GAVE_UP):
@@ -283,17 +284,10 @@ class Tokenizer:
         it before. A thread also waits for a tokenizer in another process.
         """
         loop = asyncio.get_running_loop()
-        if self._confined is not None or num_chars > self._inline_chars_left:
-            return await loop.run_in_executor(self._threads, work)
+        if self._confined is None and self._turn_budget.take(num_chars, loop):
+            return work()
 
-        if self._inline_chars_left == MAX_INLINE_CHARS:
-            loop.call_soon(self._begin_turn)
-
-        self._inline_chars_left -= num_chars
-        return work()
-
-    def _begin_turn(self) -> None:
-        self._inline_chars_left = MAX_INLINE_CHARS
+        return await loop.run_in_executor(self._threads, work)
 
     def _confine(self) -> ConfinedEncoder | None:
         """Start another process that encodes, if some parts of the tokenizer are not known.

@@ -20,7 +20,8 @@ from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable
 from lmi.text import confined
-from lmi.text.tokenizer import MAX_INLINE_CHARS, MAX_TOKEN_CHARS, Tokenizer
+from lmi.text.tokenizer import MAX_TOKEN_CHARS, Tokenizer
+from lmi.text.turn_budget import MAX_INLINE_CHARS
 from tests.text.small_tokenizers import byte_level_backend, poisoned_backend
 
 # Each row costs half a million steps

@@ -15,7 +15,8 @@ from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
 from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable
 from lmi.text import convert
-from lmi.text.tokenizer import MAX_INLINE_CHARS, Tokenizer
+from lmi.text.tokenizer import Tokenizer
+from lmi.text.turn_budget import MAX_INLINE_CHARS
 from tests.text.small_tokenizers import (
     byte_level_backend,
     poisoned_backend,
