@@ -10,7 +10,7 @@ from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.responses import schema
 from lmi.apis.responses.formatter import ItemsStream, ItemsWhole
-from lmi.apis.responses.schema import ResponseState
+from lmi.apis.responses.state import ResponseState
 
 
 def _write_error(error: ErrorFields, format: OpenAIFormat, *, in_answer: bool) -> tuple[str, bytes]:

@@ -4,6 +4,7 @@ from lmi.apis.base.media_types import SSE
 from lmi.apis.openai.description import CACHED_TOKENS
 from lmi.apis.responses import schema
 from lmi.apis.responses.api import RESPONSES
+from lmi.apis.responses.state import DEFAULT_SETTINGS
 from lmi.description.parts import (
     WAITING,
     ApiDescription,
@@ -114,7 +115,7 @@ SCHEMAS = {
                 answer_object({"reason": {"const": "max_output_tokens"}})
             ),
             "usage": or_null(USAGE),
-            **{name: Schema() for name in schema.SETTINGS},
+            **{name: Schema() for name in DEFAULT_SETTINGS},
         }
     ),
     "ResponseEvent": answer_object({"type": NAMES, "sequence_number": int, **MORE}, optional=MORE),

@@ -15,7 +15,7 @@ from lmi.apis.openai.chat_messages import parsed_arguments
 from lmi.apis.openai.log_probs import log_prob_fields
 from lmi.apis.openai.parts.buffer import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.responses.log_probs import TextLogProbs
-from lmi.apis.responses.schema import ResponseState
+from lmi.apis.responses.state import ResponseState
 from lmi.types import AnswerEnd, Delta
 
 EVENTS = {

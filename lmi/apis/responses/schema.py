@@ -6,9 +6,8 @@ own servers, whatever they are told: those are left out, and a response repeats 
 the model knows of. Sources: the types of OpenAI's client, and the Open Responses specification.
 """
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from lmi.apis.base.parameters import ROWS, Parameter, ParameterTable, ParameterValues, named
@@ -25,13 +24,13 @@ from lmi.apis.base.readers import (
 )
 from lmi.apis.guides.fields import AskedGuide, asked_guide, guide_of_format
 from lmi.apis.openai.answer_format import OpenAIFormat
-from lmi.apis.openai.block_formatter import named_event
 from lmi.apis.openai.chat_content import content
 from lmi.apis.openai.chat_messages import parsed_arguments
 from lmi.apis.openai.chat_schema import CHAT, chat_request, fill_in
 from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
 from lmi.apis.openai.schema import MAX_LOG_PROBS
 from lmi.apis.openai.tools import TOOLS, flat_tools, tool_choice
+from lmi.apis.responses.state import DEFAULT_SETTINGS, PLAIN_TEXT, ResponseState
 from lmi.errors import InvalidParameter, Unsupported, shorten
 
 KEEPS_NOTHING = "nothing is kept here: send store: false, and the whole conversation in input"
@@ -106,72 +105,6 @@ ROLES = {
     "developer": "system",
 }
 read_role = choice(tuple(ROLES))
-# The settings of a request that names none.
-SETTINGS: dict[str, Any] = {
-    "background": False,
-    "store": False,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "top_logprobs": 0,
-    "temperature": 1,
-    "top_p": 1,
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
-    "previous_response_id": None,
-    "prompt_cache_key": None,
-    "reasoning": None,
-    "safety_identifier": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "service_tier": "default",
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "truncation": "disabled",
-}
-
-
-@dataclass(slots=True)
-class ResponseState:
-    """One response: the settings that it repeats, the items that have ended, and how many events
-    told of it.
-    """
-
-    settings: dict[str, Any]
-    output: list[dict[str, Any]] = field(default_factory=list)
-    id: str = ""
-    created_s: int = 0
-    model: str = ""
-    num_events: int = 0
-
-    def response(self, status: str, **last_fields: Any) -> dict[str, Any]:
-        """Return the response as it is now. `last_fields` are null until its end."""
-        completed_at_s = None
-        if status == "completed":
-            completed_at_s = int(time.time())
-
-        return {
-            "id": self.id,
-            "object": "response",
-            "created_at": self.created_s,
-            "completed_at": completed_at_s,
-            "status": status,
-            "model": self.model,
-            "output": self.output,
-            "error": None,
-            "incomplete_details": None,
-            "usage": None,
-            **SETTINGS,
-            **self.settings,
-            **last_fields,
-        }
-
-    def event(self, kind: str, **fields: Any) -> bytes:
-        """Return the next event, which has the next number."""
-        data = {"type": kind, "sequence_number": self.num_events, **fields}
-        self.num_events += 1
-        return named_event(kind, data)
 
 
 @takes({"type": "array", "items": {"type": "string"}})
@@ -231,27 +164,27 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     RESPONSES.check_together(values)
     values["logprobs"] = values.get("logprobs", False) or values.get("top_logprobs", 0) > 0
 
-    messages = _messages(values)
+    messages = _conversation(values)
     tools = flat_tools(values.get("tools"), kind="function", schema="parameters", ignored=ignored)
-    choice = tool_choice(values.get("tool_choice"), tools, is_flat=True)
+    chosen_tool = tool_choice(values.get("tool_choice"), tools, is_flat=True)
     guide = _asked_guide(values)
     fill_in(values, RESPONSES, message)
 
-    settings = _defaults(message) | _settings(message.fields)
+    settings = _model_defaults(message) | _repeated_settings(message.fields)
     format = replace(message.format, state=ResponseState(settings))
-    return chat_request(values, format, messages, tools, choice, guide, ignored)
+    return chat_request(values, format, messages, tools, chosen_tool, guide, ignored)
 
 
-def _defaults(message: Message[OpenAIFormat]) -> dict[str, Any]:
+def _model_defaults(message: Message[OpenAIFormat]) -> dict[str, Any]:
     """Return the model's defaults for the settings that a response repeats."""
     defaults = message.generation_defaults
     values = defaults.values | {"max_output_tokens": defaults.max_new_tokens}
-    return {name: values[name] for name in SETTINGS.keys() & values.keys()}
+    return {name: values[name] for name in DEFAULT_SETTINGS.keys() & values.keys()}
 
 
 def _asked_guide(values: ParameterValues) -> AskedGuide:
     """Return the guide of `text.format`, or of the fields by which chats ask for one."""
-    format = values.get("text", {}).get("format") or {"type": "text"}
+    format = values.get("text", {}).get("format") or PLAIN_TEXT
     guide_of_text = guide_of_format("text.format", format)
     guide_of_chats = asked_guide(values)
     if guide_of_text.params is None:
@@ -263,11 +196,11 @@ def _asked_guide(values: ParameterValues) -> AskedGuide:
     return guide_of_text
 
 
-def _settings(fields: ParameterValues) -> dict[str, Any]:
+def _repeated_settings(fields: ParameterValues) -> dict[str, Any]:
     """Return the settings that a response repeats, with null for what they leave out. Raises
     InvalidParameter.
     """
-    settings = {name: fields[name] for name in SETTINGS if fields.get(name) is not None}
+    settings = {name: fields[name] for name in DEFAULT_SETTINGS if fields.get(name) is not None}
     for name, value in settings.items():
         # An event shows the value at this depth.
         check_levels(name, {"response": {name: value}})
@@ -280,8 +213,8 @@ def _settings(fields: ParameterValues) -> dict[str, Any]:
 
     settings["tools"] = functions
 
-    format = settings.get("text", {}).get("format") or {"type": "text"}
-    settings["text"] = SETTINGS["text"] | {"format": format}
+    format = settings.get("text", {}).get("format") or PLAIN_TEXT
+    settings["text"] = DEFAULT_SETTINGS["text"] | {"format": format}
 
     reasoning = settings.get("reasoning")
     if reasoning is not None:
@@ -293,7 +226,10 @@ def _settings(fields: ParameterValues) -> dict[str, Any]:
     return settings
 
 
-def _messages(values: ParameterValues) -> list[dict[str, Any]]:
+def _conversation(values: ParameterValues) -> list[dict[str, Any]]:
+    """Return the messages that `instructions` and the items of `input` are for the template. Raises
+    InvalidParameter or Unsupported.
+    """
     items = values.get("input")
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
@@ -330,9 +266,10 @@ def _join(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
         return
 
     for name in ("content", "reasoning_content"):
-        texts = [text for text in (last.get(name), message.get(name)) if text]
-        if texts:
-            last[name] = "\n".join(texts)
+        pieces = filter(None, (last.get(name), message.get(name)))
+        joined = "\n".join(pieces)
+        if joined:
+            last[name] = joined
 
     if "tool_calls" in message:
         last["tool_calls"] = last.get("tool_calls", []) + message["tool_calls"]
