@@ -9,7 +9,7 @@ from lmi.apis.openai.tools import Tools
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat
 
-# The form of gpt-oss, which is one of calls and of thoughts.
+# The form of gpt-oss: a word of option.tool_call_parser and of option.reasoning_parser.
 HARMONY = "openai"
 
 
@@ -41,16 +41,17 @@ class OpenAIFormat(AnswerFormat):
     # that one call.
     is_forced: bool = False
     function: str | None = None
-    # The form of other calls in the text, and that of thoughts. None: the text has none.
+    # The form in which the model writes other calls in its text. None: calls are not looked for.
     tool_calls: str | None = None
+    # The form in which the model writes thoughts in its text. None: thoughts are not looked for.
     reasoning: str | None = None
-    # If not, thoughts are told apart from the text and left out.
+    # Whether the answer shows the thoughts that are found. If not, they are left out.
     has_thoughts: bool = True
-    # Whether embeddings are the bytes of float32, little-endian, and not numbers.
+    # Of embeddings alone: whether they are the bytes of float32, little-endian, and not numbers.
     is_base64: bool = False
     # The tools by their names, which have the types of a call's arguments.
     tools: Tools = field(default_factory=dict, compare=False, repr=False)
-    # The state of a response of Responses. It changes, so that an error knows how much is written.
+    # Of Responses alone: the ResponseState. It changes, so that an error knows how much is written.
     state: Any = field(default=None, compare=False)
 
     @property
