@@ -177,7 +177,7 @@ class Budget:
         elif sign == "*" and isinstance(second, str | list | tuple) and isinstance(first, int):
             return self._repetition(second, first)
         elif sign == "%" and isinstance(first, str):
-            self.check_format(first, second)
+            self.spend_format(first, second)
 
         return None
 
@@ -214,7 +214,7 @@ class Budget:
         self._note(total, Extent(NODE_UNITS + count * extent.num_units, extent.depth))
         return total
 
-    def check_format(self, form: str, values: object) -> None:
+    def spend_format(self, form: str, values: object) -> None:
         """Spend what a text that `%` writes takes at most: each field has its width, and may write
         every value.
         """

@@ -132,7 +132,7 @@ METHODS: Mapping[type, Collection[str]] = {
 }
 
 
-def check_method(budget: Budget, owner: object, name: str, args: tuple[Any, ...]) -> None:
+def spend_method(budget: Budget, owner: object, name: str, args: tuple[Any, ...]) -> None:
     """Spend what the call of a built-in method takes. Raises GenerationFailed for one that
     templates do not have.
     """

@@ -135,7 +135,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         if isinstance(owner, str) and function.__name__ == "join" and len(args) == 1:
             args = (budget.joined(args[0], owner),)
         elif isinstance(function, BuiltinMethodType) or isinstance(owner, str):
-            method_costs.check_method(budget, owner, function.__name__, (*args, *kwargs.values()))
+            method_costs.spend_method(budget, owner, function.__name__, (*args, *kwargs.values()))
         else:
             for value in (*args, *kwargs.values()):
                 budget.size(value)
@@ -315,7 +315,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return str(self.budget.made(plain.do_center(value, width)))
 
     def do_format(self, value: Any, *args: Any, **kwargs: Any) -> str:
-        self.budget.check_format(text_of(value), kwargs or args)
+        self.budget.spend_format(text_of(value), kwargs or args)
         return plain.do_format(value, *args, **kwargs)
 
     def do_trim(self, value: Any, chars: str | None = None) -> str:

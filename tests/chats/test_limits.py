@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from lmi.chats.limits import Budget, OutOfRoom
-from lmi.chats.method_costs import METHODS, check_method
+from lmi.chats.method_costs import METHODS, spend_method
 from lmi.chats.sandbox import TemplateEnvironment
 from lmi.errors import GenerationFailed
 
@@ -31,7 +31,7 @@ def test_no_method_s_rule_gives_room_back(name: str) -> None:
         budget = Budget(5, MAX_UNITS)
 
         with suppress(GenerationFailed):
-            check_method(budget, TEXT, name, args)
+            spend_method(budget, TEXT, name, args)
 
         with pytest.raises(OutOfRoom):
             budget.spend(MAX_UNITS + 1)
