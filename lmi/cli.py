@@ -193,8 +193,8 @@ def _fail(error: StartError) -> int:
     """Print why a start failed: each fault on one line, before the JSON object. Returns the exit
     code.
     """
-    from lmi.supervisor.banner import say_failed
     from lmi.supervisor.child import Failure
+    from lmi.supervisor.messages import say_failed
 
     if not log.is_text("auto"):
         for line in str(error).split("\n"):

@@ -76,8 +76,8 @@ ANNEXES = {
     "older_tokenizers": ("lmi.text.convert",),
     "welcome": (
         "lmi.engine.progress",
-        "lmi.supervisor.banner",
         "lmi.supervisor.hints",
+        "lmi.supervisor.messages",
         "lmi.supervisor.throughput",
     ),
     "guides": ("lmi.apis.guides", "lmi.shared.json_references", "handlers.guides"),
@@ -144,7 +144,6 @@ ARROWS = {
     "tracing": {"metrics"},
     "triton": {"beams", "description", "guides"},
     "user_code": {"access", "adapters", "choice", "cores", "options", "sources"},
-    "welcome": {"choice"},
 }
 # What names the annexes: the tuples of APIs and routes, the table of options, the words of the
 # contract and the start.

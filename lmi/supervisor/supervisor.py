@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from lmi.adapters.files import register_beside
 from lmi.errors import StartError
@@ -23,13 +23,14 @@ from lmi.http.listener import bind
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.resolve import Resolved
+from lmi.settings.served_folder import PLATFORM_FOLDER
 from lmi.shared import linux, processes
 from lmi.shared.log import count_dropped_in, follow
 from lmi.shared.memory_file import MemoryFile
 from lmi.shared.signals import ENDING, SignalPipe
 from lmi.shared.state import Phase
 from lmi.sources.processes import Fetch, FetchProcesses
-from lmi.supervisor import banner, kinds, stages
+from lmi.supervisor import kinds, messages, stages
 from lmi.supervisor.child import Child, Failure
 from lmi.supervisor.cores import Cores, claimed, usable
 from lmi.supervisor.credentials import hand_over, read_again
@@ -135,10 +136,10 @@ class Supervisor:
                 self._tick(LOADING_TICK_S if self._phase == Phase.LOADING else TICK_S)
         finally:
             self._stop_all()
-            banner.clear_bar()
+            messages.clear_bar()
 
         if self._failure is not None:
-            banner.say_failed(self._failure, self._config.log_format)
+            messages.say_failed(self._failure, self._config.log_format)
 
         return self._exit_code
 
@@ -384,7 +385,7 @@ class Supervisor:
         after_s = time.monotonic() - self._started_s
         if self._config.multi_model:
             self._enter(Phase.READY)
-            banner.say_ready_for_models(self._config, port, after_s)
+            messages.say_ready_for_models(self._config, port, after_s)
             return
 
         for model in self._models:
@@ -393,7 +394,7 @@ class Supervisor:
                 continue
 
             self._enter(Phase.READY)
-            banner.say_ready(model.config, port, model.report(), after_s)
+            messages.say_ready(model.config, port, model.report(), after_s)
             if self._predecessor is not None:
                 self._predecessor.say_ready()
 
@@ -414,13 +415,13 @@ class Supervisor:
 
         self._warn_after_s = math.inf
         folder = next((model.config.model.path for model in self._models), "")
-        if not banner.is_on_sagemaker(os.environ, folder):
+        if not is_on_sagemaker(os.environ, folder):
             return
 
         engines = [record for model in self._models for record in model.block.engines]
         record = engines[0] if engines else self._block.supervisor
         stage = record.stage or "start"
-        log.warning("%s", banner.slow_start(now - self._started_s, stage, record.progress))
+        log.warning("%s", messages.slow_start(now - self._started_s, stage, record.progress))
 
     def _leave_in_time(self, now: float) -> None:
         """Begin the drain at the end of `drain_delay`, in which `/ping` has said that the server
@@ -535,6 +536,11 @@ class Supervisor:
             processes.reap()
 
 
+def is_on_sagemaker(environ: Mapping[str, str], folder: str) -> bool:
+    """Return whether SageMaker seems to run this server of the model in `folder`."""
+    return folder == str(PLATFORM_FOLDER) or any(name.startswith("SAGEMAKER_") for name in environ)
+
+
 def _send(children: Iterable[Child], signum: signal.Signals) -> None:
     for child in children:
         child.send(signum)
@@ -601,5 +607,5 @@ def run(resolved: Resolved, settle: Settle) -> int:
     try:
         return serve(resolved, settle)
     except StartError as error:
-        banner.say_failed(Failure.of(error, "start"), resolved.config.server.log_format)
+        messages.say_failed(Failure.of(error, "start"), resolved.config.server.log_format)
         return error.exit_code

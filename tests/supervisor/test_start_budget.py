@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lmi.supervisor.banner import is_on_sagemaker, slow_start
+from lmi.supervisor.messages import slow_start
+from lmi.supervisor.supervisor import is_on_sagemaker
 
 
 def test_the_warning_names_stage_progress_and_the_limit_with_its_bounds_and_default() -> None:

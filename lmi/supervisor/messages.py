@@ -12,7 +12,6 @@ import orjson
 
 from lmi.runtime import LoadReport
 from lmi.settings.config import Config, ServerConfig
-from lmi.settings.served_folder import PLATFORM_FOLDER
 from lmi.shared.log import escape, is_text
 from lmi.supervisor.child import Failure
 from lmi.supervisor.hints import hint
@@ -101,17 +100,16 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
     management_url = f"{address}:{config.server.management_port or port}"
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
     command = _first_command(config, report, url)
-    code = config.user_code
-    is_handler = code is not None and code.handler is not None
+    handler = _handler(config)
 
-    rows = _code_rows(config) if is_handler else _engine_rows(config, report)
+    rows = _engine_rows(config, report) if handler is None else _code_rows(config, handler)
     rows["ready"] = f"after {after_s:.1f} s ({stages})"
     rows["answers"] = command.url
-    if not is_handler:
+    if handler is None:
         rows["openai"] = f"{url}/v1 is the base_url of OpenAI's clients"
 
     rows["browser"] = f"{management_url}/docs"
-    if not is_handler and not report.gives_embeddings:
+    if handler is None and not report.gives_embeddings:
         rows["browser"] = f"{url}/playground, {management_url}/docs"
 
     rows["health"] = f"{url}/ping"
@@ -133,9 +131,9 @@ class Command(NamedTuple):
 
 def _first_command(config: Config, report: LoadReport, url: str) -> Command:
     """Return what a server of this kind answers: one of user code, of embeddings, or of texts."""
-    code = config.user_code
-    if code is not None and code.handler is not None:
-        body = f"@FILE    # FILE holds what {code.handler} reads"
+    handler = _handler(config)
+    if handler is not None:
+        body = f"@FILE    # FILE holds what {handler} reads"
         return Command(f"{url}/invocations", body)
 
     if report.gives_embeddings:
@@ -145,10 +143,15 @@ def _first_command(config: Config, report: LoadReport, url: str) -> Command:
     return Command(f"{url}/invocations", body)
 
 
-def _code_rows(config: Config) -> dict[str, str]:
+def _handler(config: Config) -> str | None:
+    """Return the name of the user code's handler, which answers in place of an engine, if any."""
+    return None if config.user_code is None else config.user_code.handler
+
+
+def _code_rows(config: Config, handler: str) -> dict[str, str]:
     code = config.user_code
     assert code is not None
-    facts = [f"{code.handler} in {code.path}, one request at a time", *_replicas(config)]
+    facts = [f"{handler} in {code.path}, one request at a time", *_replicas(config)]
     return {"model": config.model.name, "code": ", ".join(facts)}
 
 
@@ -205,11 +208,6 @@ def _dtype(config: Config, report: LoadReport) -> str | None:
         return f"{report.dtype} in place of {dtype}"
 
     return report.dtype
-
-
-def is_on_sagemaker(environ: Mapping[str, str], folder: str) -> bool:
-    """Return whether SageMaker seems to run this server of the model in `folder`."""
-    return folder == str(PLATFORM_FOLDER) or any(name.startswith("SAGEMAKER_") for name in environ)
 
 
 def slow_start(after_s: float, stage: str, progress: float) -> str:

@@ -11,9 +11,9 @@ from msgspec import structs
 from lmi.runtime import LoadReport
 from lmi.settings.annexes import KEYS
 from lmi.settings.config import Config, EngineConfig, GenerationDefaults, ModelConfig, ServerConfig
-from lmi.supervisor.banner import banner, say_failed, say_ready, say_ready_for_models
 from lmi.supervisor.child import Failure
 from lmi.supervisor.hints import OPTIONS
+from lmi.supervisor.messages import banner, say_failed, say_ready, say_ready_for_models
 from lmi.user_code.options import UserCodeConfig
 
 REPORT = LoadReport(
