@@ -26,7 +26,7 @@ from lmi.runtime import Runtime, ServerRuntime
 from lmi.server.app import build_app
 from lmi.server.front_end import FrontEnd
 from lmi.server.service import Models
-from lmi.sessions.http import kept_clean
+from lmi.sessions.cleaning import kept_clean
 from lmi.settings.config import Config
 from lmi.settings.handler import announced
 from lmi.settings.resolve import Resolved, resolve_folder

@@ -48,7 +48,7 @@ from lmi.server.routes import (
     tokens,
 )
 from lmi.server.service import Models, Service
-from lmi.sessions.http import kept_clean
+from lmi.sessions.cleaning import kept_clean
 from lmi.supervisor.credentials import SharedCredentials
 from lmi.user_code import routes as user_code
 

@@ -13,8 +13,6 @@ sends all its requests to one engine, whose prefix cache then serves them.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import msgspec
@@ -36,8 +34,6 @@ ID = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 ID_RULE = (
     f"{NEW_SESSION} or an id of at most {MAX_ID_CHARS} letters and digits, with - only between them"
 )
-# The time between two looks for sessions that have expired.
-CLEAN_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -185,32 +181,3 @@ def not_open(session_id: str) -> LmiError:
     return InvalidSession(
         HEADER, "the id of an open session, and this one is unknown, closed or expired", session_id
     )
-
-
-@asynccontextmanager
-async def kept_clean(
-    services: Mapping[str, Service], every_s: float = CLEAN_S
-) -> AsyncIterator[None]:
-    """Remove the expired sessions of these models, which may change, again and again inside the
-    block.
-    """
-
-    async def clean() -> None:
-        while True:
-            await asyncio.sleep(every_s)
-            sessions_of_models = [service.sessions for service in services.values()]
-
-            for sessions in sessions_of_models:
-                if sessions is None:
-                    continue
-
-                try:
-                    await asyncio.to_thread(sessions.remove_expired)
-                except OSError as error:
-                    log.warning("expired sessions cannot be removed: %s", error)
-
-    cleaner = asyncio.create_task(clean())
-    try:
-        yield
-    finally:
-        cleaner.cancel()

@@ -19,8 +19,9 @@ import pytest
 
 from lmi.http.exchange import CUSTOM_ATTRIBUTES
 from lmi.server.service import Service
+from lmi.sessions.cleaning import kept_clean
 from lmi.sessions.folder import InvalidSession, Sessions
-from lmi.sessions.http import CLOSED_HEADER, HEADER, NEW_HEADER, kept_clean, request_type
+from lmi.sessions.http import CLOSED_HEADER, HEADER, NEW_HEADER, request_type
 from tests.scripted import Host, host, wait_until
 
 PATHS = ["/invocations", "/predictions/scripted", "/predictions/model/1", "/models/scripted/invoke"]
