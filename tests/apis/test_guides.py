@@ -149,6 +149,23 @@ def test_a_word_that_looks_like_a_keyword_is_told_in_the_log(
     assert caplog.records == []
 
 
+def test_a_schema_of_many_odd_words_is_not_searched_for_long(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever sends so many holds up the event loop for half a second."""
+    odd = {f"x-order-{number}": 1 for number in range(5_000)}
+    misspelt = {f"maxPropertie{letter}": 1 for letter in "abcdefgh"}
+
+    with caplog.at_level("INFO"):
+        json_schema("field", odd | misspelt)
+        assert caplog.records == []
+
+        json_schema("field", misspelt)
+
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.count("perhaps maxProperties") == 4
+
+
 @pytest.mark.parametrize(("api", "body", "field"), EVERYWHERE)
 def test_every_field_that_carries_a_schema_is_looked_through(
     api: Any, body: dict[str, Any], field: str
