@@ -103,7 +103,7 @@ def rm(names: Sequence[str]) -> int:
     """
     models = _kept_models()
     code = 0
-    for name in names:
+    for name in dict.fromkeys(names):
         matching = [model for model in models if model.name == name]
         if not matching:
             click.echo(f"lmi rm: {log.escape(name)}: no such model; lmi list shows them", err=True)

@@ -299,7 +299,7 @@ def test_pull_list_and_rm_name_the_same_models(
         "folder": str(folder),
     }
 
-    assert lmi("rm", "smollm2").stdout == "smollm2: 98.4 MB removed\n"
+    assert lmi("rm", "smollm2", "smollm2").stdout == "smollm2: 98.4 MB removed\n"
     again = lmi("rm", "smollm2")
     assert again.returncode == 1
     assert again.stderr == "lmi rm: smollm2: no such model; lmi list shows them\n"
