@@ -171,7 +171,7 @@ def test_a_block_that_is_filled_anew_has_no_priority_left() -> None:
     fill(engine, 2)
     fill(engine, 3)
     assert known(engine, 1, 2, 3) == {1: 0, 2: 0, 3: 3}
-    assert engine.cache._idle._retentions == {}
+    assert engine.cache._idle_blocks._retentions == {}
 
 
 def test_a_cache_that_is_never_full_keeps_nothing_of_former_uses() -> None:
@@ -179,7 +179,7 @@ def test_a_cache_that_is_never_full_keeps_nothing_of_former_uses() -> None:
     for _ in range(10 * MAX_STALE):
         fill(engine, 1, prompt_priority(90, duration_ms=100_000))
 
-    idle = engine.cache._idle
+    idle = engine.cache._idle_blocks
     assert max(len(idle._heap), len(idle._ends)) <= 2 * len(idle) + MAX_STALE + 1
 
 

@@ -158,7 +158,7 @@ def test_an_adapter_of_a_hub_is_fetched_and_served(hub: HubServer, server: Serve
     wait_for_none(server)
 
 
-def test_adapters_of_s3_are_fetched_and_their_model_py_is_not_run(
+def test_adapters_of_s3_are_fetched_and_one_with_code_is_refused_by_the_option(
     s3: S3Server, server: Server
 ) -> None:
     s3.put(BUCKET, {f"rude/{name}": data for name, data in adapter_files(3).items()})
@@ -176,11 +176,10 @@ def test_adapters_of_s3_are_fetched_and_their_model_py_is_not_run(
     )
 
     status, answer_body = register(server, "packed", f"s3://{BUCKET}/packed.tar.gz")
-    assert (status, answer_body["warning"]) == (200, "model.py in the adapter's folder is not run")
-    assert (letter(server, "rude"), letter(server, "packed")) == ("d", "e")
+    assert status == 424 and "option.adapter_code" in answer_body["error"], answer_body
+    assert letter(server, "rude") == "d"
 
-    for name in ("rude", "packed"):
-        assert call(server, "DELETE", f"/adapters/{name}")[0] == 200
+    assert call(server, "DELETE", "/adapters/rude")[0] == 200
 
 
 def test_a_source_that_cannot_be_used_is_400_with_its_line(
