@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import orjson
 
+from lmi.errors import ModelUnusable
 from lmi.shared import log
 from lmi.sources import fetches
 from lmi.sources.amounts import readable
@@ -110,8 +111,13 @@ def rm(names: Sequence[str]) -> int:
             code = 1
 
         for model in matching:
-            model.remove()
-            click.echo(f"{name}: {readable(model.num_bytes)} removed")
+            try:
+                model.remove()
+            except ModelUnusable as error:
+                click.echo(f"lmi rm: {log.escape(str(error))}", err=True)
+                code = error.exit_code
+            else:
+                click.echo(f"{name}: {readable(model.num_bytes)} removed")
 
     return code
 

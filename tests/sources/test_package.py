@@ -305,6 +305,28 @@ def test_pull_list_and_rm_name_the_same_models(
     assert again.stderr == "lmi rm: smollm2: no such model; lmi list shows them\n"
 
 
+def test_a_model_that_is_being_fetched_does_not_keep_rm_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = tmp_path / "hub"
+    monkeypatch.setenv("SERVING_DOWNLOAD_DIR", str(tmp_path / "cache"))
+    # What the variable of this name says, as the library has read it.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    for name in ("busy", "idle"):
+        (hub / f"models--owner--{name}").mkdir(parents=True)
+
+    busy = next(model for model in kept_models(tmp_path / "cache", hub) if "busy" in model.name)
+    busy.lock.parent.mkdir(parents=True)
+    with busy.lock.open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        removed = lmi("rm", "owner/busy", "owner/idle")
+
+    assert removed.returncode == ModelUnusable.exit_code
+    assert removed.stderr == "lmi rm: owner/busy: a process fetches it now\n"
+    assert removed.stdout == "owner/idle: 0 B removed\n"
+    assert [path.name for path in hub.glob("models--*")] == ["models--owner--busy"]
+
+
 def test_pull_ends_with_the_code_of_its_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
