@@ -207,6 +207,11 @@ ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
         "<tool_call><function=f><parameter=a>1</parameter> and",
         [ToolCall("f"), Arguments('{"a": 1}'), Text("and")],
     ),
+    "qwen3_xml: ends behind an argument": (
+        "qwen3_xml",
+        "<tool_call><function=f><parameter=a>1</parameter>\n",
+        [ToolCall("f"), Arguments('{"a": 1}')],
+    ),
     "qwen3_xml: cut": (
         "qwen3_xml",
         "<tool_call><function=f><parameter=a>1</parameter><parameter=b>{",

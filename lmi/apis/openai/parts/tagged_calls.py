@@ -66,8 +66,9 @@ def tagged_call(buffer: AnswerBuffer, tags: Tags) -> CallReading:
             separator = ", "
             continue
 
-        if _is_after_arguments(text, tags):
-            # The end may be missing.
+        # The model may have left the end out, before a text or as the last of its answer.
+        is_last = buffer.is_over and not buffer.is_cut and not text
+        if is_last or _is_after_arguments(text, tags):
             buffer.text = text.removeprefix(tags.end)
             yield Arguments("{}" if separator == "{" else "}")
             return None
