@@ -80,7 +80,8 @@ class TextField(Field):
 
     def __set__(self, record: Record, value: str) -> None:
         place = self.bytes_in(record)
-        text = value.encode()[: len(place) - 1]
+        # A path in it may have bytes that are no UTF-8.
+        text = value.encode(errors="replace")[: len(place) - 1]
         place[:] = text.ljust(len(place), b"\0")
 
 

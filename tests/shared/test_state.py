@@ -87,4 +87,6 @@ def test_text_is_cut_to_its_place(tmp_path: Path) -> None:
     engine = make_block(tmp_path).engines[0]
     engine.stage = "ä" * 100
     assert engine.stage == "ä" * 31
+    engine.stage = "/models/\udcff"
+    assert engine.stage == "/models/?"
     assert engine.progress == 0.0
