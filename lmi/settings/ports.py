@@ -24,10 +24,10 @@ def check_listeners(resolution: Resolution) -> None:
     listener has, that is out of the range, or that would be beside a gateway of several models.
     """
     values = resolution.values
-    with_gateway = values.final("with_gateway")
-    if with_gateway and values.final("ssl_certfile"):
+    gateway_port = values.final(GATEWAY)
+    if gateway_port and values.final("ssl_certfile"):
         values.refuse(
-            "with_gateway",
+            GATEWAY,
             "no port beside ssl_certfile, since the gateway asks the server in plain HTTP",
         )
 
@@ -37,11 +37,11 @@ def check_listeners(resolution: Resolution) -> None:
         return
 
     first, last = values.given(RANGE, (port, port))
-    if port in (values.final("port"), with_gateway):
+    if port in (values.final("port"), gateway_port):
         values.refuse(key, "a port that no other listener has")
     elif not first <= port <= last:
         values.refuse(key, f"a port of {RANGE}, {first}-{last}")
-    elif with_gateway and values.final("multi_model"):
+    elif gateway_port and values.final("multi_model"):
         values.refuse(
             key,
             "no such port where the gateway loads and unloads models (with_gateway, multi_model)",
@@ -57,23 +57,21 @@ def choose_ports(resolution: Resolution) -> None:
     if port_range is None:
         return
 
-    variables = resolution.chosen_engine.handler.port_variables
-    environ = {**values.start.environ, **values.final("option.env")}
-    texts = {name: environ[name] for name in variables if name in environ}
-    # The leader of several nodes must have a port.
-    has_several_nodes = values.given("option.nnodes", "1") != "1"
-    if LEADER_PORT in values or has_several_nodes:
-        texts[LEADER_PORT] = values.given(LEADER_PORT, "")
-
+    texts = _texts_of_ports(resolution)
     ports = _free_ports(port_range, _ports_of_server(values))
     for name, text in texts.items():
         if text not in map(str, ports):
             allowed = f"a port of {RANGE}, {_text_of(port_range)}, but not the server's own"
             values.fail(f"{name}={text or None}: allowed is {allowed}")
 
-    num_needed = len(variables) * resolution.num_engines
+    # A port that somebody named has its listener.
+    resolution.given_ports = tuple(port for port in ports if str(port) in texts.values())
+    ports = [port for port in ports if port not in resolution.given_ports]
+    num_needed = len(resolution.chosen_engine.handler.port_variables) * resolution.num_engines
     if len(ports) < num_needed:
-        values.refuse(RANGE, f"a range with {num_needed} ports beside the server's own")
+        values.refuse(
+            RANGE, f"a range with {num_needed} ports beside the server's own and given ones"
+        )
 
     resolution.ports = tuple(ports[:num_needed])
 
@@ -91,7 +89,8 @@ def choose_gateway_port(resolution: Resolution) -> None:
     if port is None or port_range is None:
         return
 
-    ports = _free_ports(port_range, {*_ports_of_server(values), *resolution.ports})
+    used = {*_ports_of_server(values), *resolution.ports, *resolution.given_ports}
+    ports = _free_ports(port_range, used)
     if port not in ports and port != GATEWAY_PORT:
         allowed = f"a port of {RANGE}, {_text_of(port_range)}, that nothing else uses"
         raise BadConfiguration(f"{GATEWAY}={port}: allowed is {allowed}")
@@ -117,6 +116,21 @@ def choose_free_ports(config: Config, used: Collection[int]) -> Config:
         raise OutOfMemory(f"{shortage}, and the engines of the model need {num_needed}")
 
     return replace(config, engine=replace(config.engine, ports=tuple(ports[:num_needed])))
+
+
+def _texts_of_ports(resolution: Resolution) -> dict[str, str]:
+    """Return what somebody gave as the ports of an engine, by the variable or option."""
+    values = resolution.values
+    environ = {**values.start.environ, **values.final("option.env")}
+    variables = resolution.chosen_engine.handler.port_variables
+    texts = {name: environ[name] for name in variables if name in environ}
+
+    # The leader of several nodes must have a port.
+    has_several_nodes = values.given("option.nnodes", "1") != "1"
+    if LEADER_PORT in values or has_several_nodes:
+        texts[LEADER_PORT] = values.given(LEADER_PORT, "")
+
+    return texts
 
 
 def _ports_of_server(values: Values) -> set[int | None]:

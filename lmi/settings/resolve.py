@@ -295,7 +295,11 @@ STEPS_OF_ONE_MODEL = (
     ),
     SettingsStep(engine_choice.check_task, reads=("chosen_engine",)),
     SettingsStep(engine_choice.check_stored_prompts),
-    SettingsStep(ports.choose_ports, reads=("chosen_engine", "num_engines"), writes=("ports",)),
+    SettingsStep(
+        ports.choose_ports,
+        reads=("chosen_engine", "num_engines"),
+        writes=("ports", "given_ports"),
+    ),
     SettingsStep(other_names.settle_forms, writes=(TOOL_CALLS, REASONING)),
     *SERVER_STEPS,
     SettingsStep(other_names.warn_of_some_engines, reads=("chosen_engine",)),
@@ -331,7 +335,9 @@ STEPS_OF_ONE_MODEL = (
     SettingsStep(
         generation.choose_defaults, reads=("path", "code"), writes=("generation_defaults",)
     ),
-    SettingsStep(ports.choose_gateway_port, reads=("ports",), writes=("gateway_port",)),
+    SettingsStep(
+        ports.choose_gateway_port, reads=("ports", "given_ports"), writes=("gateway_port",)
+    ),
     SettingsStep(
         user_code.choose_properties,
         reads=("path", "device_ids", TENSOR),
@@ -374,6 +380,8 @@ STEPS_OF_SEVERAL_MODELS = (
     *SERVER_STEPS,
     # The only later step that refuses an option is that of the gateway's port.
     SettingsStep(model_choice.warn_of_models, writes=("missing",), reports_faults=True),
-    SettingsStep(ports.choose_gateway_port, reads=("ports",), writes=("gateway_port",)),
+    SettingsStep(
+        ports.choose_gateway_port, reads=("ports", "given_ports"), writes=("gateway_port",)
+    ),
     SettingsStep(_freeze_several_models, reads=("server.*", "gateway_port"), writes=("config",)),
 )

@@ -54,6 +54,8 @@ class Resolution:
     device_ids: tuple[str, ...] = field(init=False)
     # The TCP ports of all replicas in turn. Several models have ports of their own each.
     ports: tuple[int, ...] = ()
+    # Those of engines that somebody named, of the range.
+    given_ports: tuple[int, ...] = ()
     # Every other option for the engine, by name without `option.`.
     engine_options: dict[str, str] = field(init=False)
 

@@ -48,7 +48,7 @@ def test_too_few_ports_are_a_fault_that_says_how_many_are_needed(folder: Path) -
     assert (
         fault
         == f"{'safe_port_range'}='8080-8081' ({RANGE}): allowed is a range with 2 ports beside the "
-        f"server's own"
+        f"server's own and given ones"
     )
 
 
@@ -87,6 +87,13 @@ def test_a_given_port_outside_of_the_range_is_a_fault(
 @pytest.mark.usefixtures("vllm")
 def test_a_given_port_of_the_range_is_taken(folder: Path) -> None:
     ports(folder, f"{VLLM}option.master_port=8090", **{RANGE: "8081-8099", "VLLM_PORT": "8099"})
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_given_port_is_handed_to_no_other_listener(folder: Path) -> None:
+    text = f"{VLLM}maxWorkers=1\noption.master_port=8081\nwith_gateway=true"
+    config = ports(folder, text, **{RANGE: "8080-8085", "VLLM_PORT": "8082"})
+    assert config.engine.ports == (8083, 8084) and config.server.gateway_port == 8085
 
 
 @pytest.mark.parametrize(
