@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from handlers.lmi_dist.config_file import check as check_model
+from handlers.lmi_dist.defaults import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS, QUANTIZE_METHODS
 from handlers.lmi_dist.lora_limits import OWN_KEYS
 from handlers.lmi_dist.native_variants import (
     ROUNDING_VARIANTS,
@@ -18,13 +19,9 @@ from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler, folder_of
 from lmi.settings.other_names import ENGINE_KEYS
 
-# Without an option. A smaller batch is taken where it makes as many tokens/s on this machine.
-MAX_NUM_SEQUENCES = 64
-MAX_PREFILL_TOKENS = 1024
 ONE_DEVICE = (
     "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
 )
-QUANTIZE_METHODS = frozenset({"int4", "int8"})
 DRAFT_KEYS = ("option.speculative_draft_model", "option.speculative_config")
 
 

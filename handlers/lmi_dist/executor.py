@@ -20,8 +20,8 @@ from handlers.base.configuration import AnyConfig, both
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.guides.compiler import compile_limit_s
 from handlers.guides.process import Start
-from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
 from handlers.lmi_dist.captured import take_draws, take_prompt
+from handlers.lmi_dist.defaults import MAX_PREFILL_TOKENS
 from handlers.lmi_dist.draft_check import check_drafts
 from handlers.lmi_dist.guides import Guides
 from handlers.lmi_dist.kv_cache import KvCache

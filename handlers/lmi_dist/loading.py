@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 from handlers.base.cache_budget import default_budget
-from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, QUANTIZE_METHODS
 from handlers.lmi_dist.batch import (
     LEAST_BATCH,
     LEAST_BUDGET_S,
@@ -23,6 +22,7 @@ from handlers.lmi_dist.batch import (
     measured,
 )
 from handlers.lmi_dist.config_file import INSTALL_TORCH, check_extra
+from handlers.lmi_dist.defaults import MAX_NUM_SEQUENCES, QUANTIZE_METHODS
 from handlers.lmi_dist.facts import ModelFacts, read_facts
 from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.memory import need_of, room_for_cache, say_memory

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS
 from handlers.lmi_dist.arrays import BFLOAT16
+from handlers.lmi_dist.defaults import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.linear_sites import Site, sites_of
