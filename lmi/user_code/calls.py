@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import closing
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -138,7 +138,7 @@ ToWorker = Work | Taken | Drop
 # Bytes are a chunk of a body.
 ToFrontEnd = Head | bytes | End
 
-encode: Callable[[tuple[int, ToWorker | ToFrontEnd]], bytes] = msgspec.msgpack.Encoder().encode
+encode: Callable[[tuple[int, object]], bytes] = msgspec.msgpack.Encoder().encode
 # The decoders raise msgspec.DecodeError or ValidationError for any other bytes.
 decode_to_worker: Callable[[bytes], tuple[int, ToWorker]] = msgspec.msgpack.Decoder(
     tuple[int, ToWorker]
@@ -196,24 +196,37 @@ class Call:
         self._connection.drop(self._id)
 
 
-class WorkerConnection(Connecting):
-    """One socket to one worker."""
+class WithInbox(Protocol):
+    """A call whose messages come through a queue."""
 
-    other_end = "a user code worker"
+    @property
+    def inbox(self) -> asyncio.Queue[Any]: ...
+
+
+AnyCall = TypeVar("AnyCall", bound=WithInbox)
+
+
+class UserCodeConnection(Connecting, Generic[AnyCall]):
+    """One socket to a process of user code, and the calls that are open on it, by their ids."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ids = count()
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, AnyCall] = {}
 
-    def begin(self, first: ToWorker) -> Call:
+    def new_call(self, call_id: int) -> AnyCall:
+        raise NotImplementedError
+
+    def begin(self, first: object) -> AnyCall:
+        """Begin a call with its first message. Raises RequestTooLarge."""
         call_id = next(self._ids)
         self.send(call_id, first)
-        call = Call(self, call_id)
+        call = self.new_call(call_id)
         self.calls[call_id] = call
         return call
 
-    def send(self, call_id: int, message: ToWorker) -> None:
+    def send(self, call_id: int, message: object) -> None:
+        """Send a message. Raises RequestTooLarge if it does not fit in a frame."""
         try:
             self.write(frame(encode((call_id, message))), call_id)
         except FrameTooLarge as error:
@@ -226,8 +239,8 @@ class WorkerConnection(Connecting):
             self.take_back(call_id)
             self.send(call_id, Drop())
 
-    def take(self, payload: bytes) -> None:
-        call_id, message = decode_to_front_end(payload)
+    def deliver(self, call_id: int, message: object) -> None:
+        """Put a message that has come into the inbox of its call."""
         call = self.calls.get(call_id)
         # A call that was dropped a moment ago is not here any more.
         if call is None:
@@ -245,6 +258,19 @@ class WorkerConnection(Connecting):
         lost = EngineLost("the model's code was lost while it worked on this request")
         for call in calls.values():
             call.inbox.put_nowait(End(lost.info))
+
+
+class WorkerConnection(UserCodeConnection[Call]):
+    """One socket to one worker."""
+
+    other_end = "a user code worker"
+
+    def new_call(self, call_id: int) -> Call:
+        return Call(self, call_id)
+
+    def take(self, payload: bytes) -> None:
+        call_id, message = decode_to_front_end(payload)
+        self.deliver(call_id, message)
 
 
 def ends(folder: Path, block: Block) -> list[tuple[str, EngineRecord]]:

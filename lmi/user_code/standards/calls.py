@@ -11,15 +11,14 @@ slow end slows the other one. The front end ends a call early with `Drop`, the a
 
 import asyncio
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Any
 
 import msgspec
 
-from lmi.errors import EngineLost, RequestTooLarge, Unavailable
-from lmi.ipc import Connecting, Connections, FrameTooLarge, frame
+from lmi.errors import Unavailable
+from lmi.ipc import Connections
 from lmi.shared.state import EngineRecord
-from lmi.user_code.calls import MAX_CHUNK_BYTES, Drop, End, Taken
+from lmi.user_code.calls import MAX_CHUNK_BYTES, Drop, End, Taken, UserCodeConnection
 
 # The call of a `Doors`.
 NO_CALL = -1
@@ -105,7 +104,6 @@ ToApp = Serve | Taken | Drop | ServerReply | Part | Broken
 # Bytes are a chunk of the app's answer.
 ToFrontEnd = Doors | AppStart | bytes | End | AskServer | PartTaken | StopAsking
 
-encode: Callable[[tuple[int, ToApp | ToFrontEnd]], bytes] = msgspec.msgpack.Encoder().encode
 # The decoders raise msgspec.DecodeError or ValidationError for any other bytes.
 decode_to_app: Callable[[bytes], tuple[int, ToApp]] = msgspec.msgpack.Decoder(
     tuple[int, ToApp]
@@ -134,7 +132,7 @@ class AppCall:
         self._connection.drop(self._id)
 
 
-class AppConnection(Connecting):
+class AppConnection(UserCodeConnection[AppCall]):
     """One socket to the app's process."""
 
     other_end = "the app of the model's code"
@@ -142,52 +140,16 @@ class AppConnection(Connecting):
     def __init__(self, on_doors: Callable[[Doors], None]) -> None:
         super().__init__()
         self._on_doors = on_doors
-        self._ids = count()
-        self.calls: dict[int, AppCall] = {}
 
-    def begin(self, request: Serve) -> AppCall:
-        call_id = next(self._ids)
-        self.send(call_id, request)
-        call = AppCall(self, call_id)
-        self.calls[call_id] = call
-        return call
-
-    def send(self, call_id: int, message: ToApp) -> None:
-        try:
-            self.write(frame(encode((call_id, message))), call_id)
-        except FrameTooLarge as error:
-            raise RequestTooLarge(
-                f"the request does not fit on the way to the model's code: {error}"
-            ) from None
-
-    def drop(self, call_id: int) -> None:
-        if self.calls.pop(call_id, None) is not None:
-            self.take_back(call_id)
-            self.send(call_id, Drop())
+    def new_call(self, call_id: int) -> AppCall:
+        return AppCall(self, call_id)
 
     def take(self, payload: bytes) -> None:
         call_id, message = decode_to_front_end(payload)
         if isinstance(message, Doors):
             self._on_doors(message)
-            return
-
-        call = self.calls.get(call_id)
-        # A call that was dropped a moment ago is not here any more.
-        if call is None:
-            return
-
-        if isinstance(message, End):
-            del self.calls[call_id]
-
-        call.inbox.put_nowait(message)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        super().connection_lost(error)
-        calls = self.calls
-        self.calls = {}
-        lost = EngineLost("the model's code was lost while it worked on this request")
-        for call in calls.values():
-            call.inbox.put_nowait(End(lost.info))
+        else:
+            self.deliver(call_id, message)
 
 
 class AppConnections(Connections[AppConnection]):

@@ -81,7 +81,7 @@ class AppEnd(Accepted):
 
     def send(self, call_id: int, message: calls.ToFrontEnd) -> None:
         try:
-            self.write(frame(calls.encode((call_id, message))))
+            self.write(frame(sockets.encode((call_id, message))))
         except FrameTooLarge as error:
             raise UserCodeFailed(str(error)) from None
 
