@@ -207,6 +207,7 @@ class Sequence(TokenSequence):
         is_first = index == 0 and num_sent == 0
         is_last_copy = index == self.index + self.num_copies - 1
         may_drop = self.num_sent > 0 and is_last_copy
+
         if self.beams:
             places_of_beams = [_places_of(beam) for beam in self.beams]
             captured.add_to(result, places_of_beams, is_first=is_first)

@@ -179,8 +179,12 @@ def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
     first_minima = packed[:, 4:8]
     low_bits_of_last = packed[:, 8:12]
 
-    last_scales = (low_bits_of_last & 0x0F) | ((first_scales >> 2) & 0x30)
-    last_minima = (low_bits_of_last >> 4) | ((first_minima >> 2) & 0x30)
+    high_bits_of_scales = (first_scales >> 2) & 0x30
+    last_scales = (low_bits_of_last & 0x0F) | high_bits_of_scales
+
+    high_bits_of_minima = (first_minima >> 2) & 0x30
+    last_minima = (low_bits_of_last >> 4) | high_bits_of_minima
+
     scales = np.concatenate((first_scales & 0x3F, last_scales), axis=1)
     minima = np.concatenate((first_minima & 0x3F, last_minima), axis=1)
     return _halves(blocks, 0) * scales, _halves(blocks, 2) * minima

@@ -160,8 +160,10 @@ class Library:
     def _pack_part(self, rows: BlockRows) -> Panels:
         num_out, num_in = rows.shape
         format = self.format_of(rows.type)
+        num_bytes = self.functions.lmi_packed_bytes(num_out, num_in, format)
+        memory = self._arena.take(num_bytes)
+
         data = np.ascontiguousarray(rows.data)
-        memory = self._arena.take(self.functions.lmi_packed_bytes(num_out, num_in, format))
         self.functions.lmi_pack_blocks(
             address_of(data),
             TYPE_NUMBERS[rows.type],
@@ -170,6 +172,7 @@ class Library:
             address_of(memory),
             num_threads(),
         )
+
         return _panels(num_out, num_in, format, memory)
 
     def bytes_of(self, panels: Panels) -> int:

@@ -165,11 +165,14 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
     def _whole(self, answers: list[Answer]) -> bytes:
         choices = []
         for number, index in enumerate(self._indexes_of_choices(answers)):
-            last = self._last_by_index[index]
-            whole = msgspec.structs.replace(last, tokens=answers[index].tokens)
-            choices.append(self._choice(number, whole))
+            last_delta = self._last_by_index[index]
+            tokens = answers[index].tokens
+            whole_answer = msgspec.structs.replace(last_delta, tokens=tokens)
+            choices.append(self._choice(number, whole_answer))
 
-        return dumps(self._object(choices) | {"usage": self._usage()})
+        fields = self._object(choices)
+        fields["usage"] = self._usage()
+        return dumps(fields)
 
     def _indexes_of_choices(self, answers: list[Answer]) -> list[int]:
         """Return the indexes of the answers that are choices: of each request all, or the most

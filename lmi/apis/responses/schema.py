@@ -162,7 +162,11 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     ignored: list[str] = []
     values = {"max_new_tokens": None} | RESPONSES.read(message.fields, ignored)
     RESPONSES.check_together(values)
-    values["logprobs"] = values.get("logprobs", False) or values.get("top_logprobs", 0) > 0
+    # Alternatives have log-probs, also where `include` asks for none.
+    if values.get("top_logprobs", 0) > 0:
+        values["logprobs"] = True
+
+    values.setdefault("logprobs", False)
 
     messages = _conversation(values)
     tools = flat_tools(values.get("tools"), kind="function", schema="parameters", ignored=ignored)
@@ -300,8 +304,11 @@ def _call(place: str, fields: dict[str, Any]) -> dict[str, Any]:
     name = text(f"{place}.name", fields.get("name"))
     arguments = text(f"{place}.arguments", fields.get("arguments"))
 
-    function = {"name": name, "arguments": parsed_arguments(arguments)}
-    call = {"id": call_id, "type": "function", "function": function}
+    call = {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": parsed_arguments(arguments)},
+    }
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 

@@ -90,12 +90,16 @@ def _draw(pen: Pen, plot: Plot, left_x: float, top_y: float) -> None:
     """Draw a plot at this corner of the picture."""
     width = WIDTH - LEFT - RIGHT
     height = HEIGHT - TOP - BOTTOM
-    area = plot.area(left_x + LEFT, top_y + TOP, width, height)
-    pen.text(left_x + LEFT, top_y + TOP / 2, plot.title, INK, "lm", LARGER)
+    first_x = left_x + LEFT
+    area = plot.area(first_x, top_y + TOP, width, height)
     _draw_grid(pen, area)
 
-    middle_x = left_x + (LEFT + WIDTH - RIGHT) / 2
-    pen.text(middle_x, top_y + HEIGHT - 14, plot.unit, SOFT, "mm")
+    title_y = top_y + TOP / 2
+    pen.text(first_x, title_y, plot.title, INK, "lm", LARGER)
+    middle_x = first_x + width / 2
+    unit_y = top_y + HEIGHT - 14
+    pen.text(middle_x, unit_y, plot.unit, SOFT, "mm")
+
     for line, colour in zip(plot.lines, COLOURS, strict=False):
         if line:
             points = [area.place(x, y) for x, y in line]
