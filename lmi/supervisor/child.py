@@ -323,7 +323,7 @@ class Child:
             self._hung = reason
             self._kill_s = now + STACKS_S
             self.send(signal.SIGUSR2)
-        elif self._work.late_step():
+        elif self._work.is_newly_late():
             log.warning(
                 "%s has made no step for %.1f s and goes on, because it works: the machine gave "
                 "it %.1f s of a core",

@@ -67,5 +67,10 @@ def limits(config: Config) -> HangLimits:
     if limit_s is None:
         limit_s = math.inf
 
-    loading_s = config.engine.model_loading_timeout_s
-    return HangLimits(loading_s, limit_s, limit_s, "worked on one request", waiting_counts=False)
+    return HangLimits(
+        loading_s=config.engine.model_loading_timeout_s,
+        first_step_s=limit_s,
+        step_s=limit_s,
+        step_complaint="worked on one request",
+        waiting_counts=False,
+    )

@@ -33,7 +33,7 @@ ENGINE = ChildKind(
     title="engine {slot}",
     argv=lambda slot: ["/bin/false"],
     environ=lambda slot: {},
-    limits=HangLimits(loading_s=600.0, first_step_s=10.0, step_s=10.0, work="slept"),
+    limits=HangLimits(loading_s=600.0, first_step_s=10.0, step_s=10.0, step_complaint="slept"),
     restarts=lambda: RestartTable(max_deaths=2, window_s=600),
     fatal=fatal,
     lost_label="engine_lost",
