@@ -14,6 +14,8 @@ from lmi.types import Delta
 from lmi.user_code.calls import Feed, Open, Respond, SharedCall
 
 EVENT = b"data: "
+# Code whose text begins with one of these has written server-sent events.
+EVENT_FIELDS = (b"data:", b"event:")
 
 
 class CallFormatter(AsyncFormatter):
@@ -153,16 +155,19 @@ class ResponseFormatter(CallFormatter):
 
         call = await self._call.send(Respond(body, self._call.adapter))
         new_body = await call.chunk()
-        if body == line:
-            return new_body
+        return new_body if body == line else as_event(new_body)
 
-        # Each line becomes the data of an event, unless it is an event already.
-        events = []
-        for new_line in new_body.splitlines():
-            prefix = b"" if new_line.startswith(EVENT) else EVENT
-            events.append(prefix + new_line + b"\n")
 
-        return b"".join(events)
+def as_event(output: bytes) -> bytes:
+    """Return what the code wrote as the lines of an event, without the blank line that ends it.
+
+    Each line becomes a line of the event's data, unless the code wrote events: these stay as they
+    are.
+    """
+    if output.lstrip().startswith(EVENT_FIELDS):
+        return output.strip() + b"\n"
+
+    return b"".join([EVENT + line + b"\n" for line in output.splitlines()])
 
 
 def as_json(output: bytes) -> bytes:

@@ -304,6 +304,32 @@ def test_a_formatter_is_given_openais_responses_too_where_the_path_has_no_form_o
     assert {"content": "delta"} in texts and b'"ab"' not in body
 
 
+@pytest.mark.parametrize(
+    ("written", "event"),
+    [
+        ("'one\\n\\ntwo'", b"data: one\ndata: \ndata: two\n\n"),
+        ("'data: one\\n\\ndata: two\\n\\n'", b"data: one\n\ndata: two\n\n"),
+        ("'data:one'", b"data:one\n\n"),
+        ("'event: token\\ndata: one\\n'", b"event: token\ndata: one\n\n"),
+    ],
+)
+def test_events_that_a_formatter_writes_itself_stay_as_they_are(
+    serve: Serve, written: str, event: bytes
+) -> None:
+    server = serve(f"""
+from djl_python.output_formatter import output_formatter
+@output_formatter
+def write(response):
+    return {written}
+""")
+    _, body = server.post(
+        {"prompt": "say a", "max_tokens": 1, "stream": True},
+        headers={"accept": "text/event-stream"},
+    )
+
+    assert body.startswith(event) and body.endswith(event + b"data: [DONE]\n\n")
+
+
 def test_a_formatter_of_tokens_leaves_openais_responses_as_they_are(serve: Serve) -> None:
     server = serve("""
 from djl_python.output_formatter import TextGenerationOutput, output_formatter
