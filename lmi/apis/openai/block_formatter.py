@@ -47,7 +47,7 @@ class BlockStream(OpenAIFormatter):
             self._parts = AnswerParts.of(self._format, delta.prompt)
             records += self._begin_once()
 
-        for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason):
+        for part in self._parts.read(text_of(delta.tokens), delta.finish_reason):
             records += self._feed_part(part)
 
         whole: dict[str, Any] | None = None
@@ -74,6 +74,11 @@ class BlockStream(OpenAIFormatter):
             records.append(self._grow(part))
 
         return records
+
+    @property
+    def _num_unread(self) -> int:
+        """The number of characters that have come behind the part that is fed."""
+        return 0 if self._parts is None else self._parts.num_unread
 
     def waiting(self, status: WaitStatus, waited_s: float) -> list[bytes]:
         self._status = status

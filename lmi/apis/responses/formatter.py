@@ -91,13 +91,13 @@ class ItemsStream(BlockStream):
 
     def _grow(self, part: Text | Thought | Arguments) -> bytes:
         kind = self.block_types[type(part)]
-        is_text = kind == "message"
-        log_probs = self._tokens.take(part.text, is_text=is_text)
-        self._log_probs += log_probs
-
         fields: dict[str, Any] = dict(self._place)
-        if is_text:
+        if kind == "message":
+            log_probs = self._tokens.take(len(part.text), self._num_unread)
+            self._log_probs += log_probs
             fields["logprobs"] = log_probs
+        else:
+            self._tokens.forget(self._num_unread)
 
         return self._event(f"{EVENTS[kind]}.delta", **fields, delta=part.text)
 

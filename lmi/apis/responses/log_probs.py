@@ -30,38 +30,45 @@ class TextLogProbs:
         for token, log_prob in zip(tokens, log_probs, strict=True):
             self._pieces.append(_Piece(token.text, log_prob))
 
-    def take(self, text: str, *, is_text: bool) -> list[dict[str, Any]]:
-        """Return the log-probs of the tokens that wrote the next `text` of a part, in order.
+    def take(self, num_chars: int, num_behind: int) -> list[dict[str, Any]]:
+        """Return the log-probs of the tokens that wrote the next text, in order. Each is told once.
 
-        What stands before it is forgotten. Only a part that `is_text` tells log-probs; other parts
-        leave them to a text that the same token has begun. A part that is not found, because it is
-        written anew, has none, and nor have the tokens so far.
+        The text has `num_chars` characters, and so many have come behind it as `num_behind` says.
+        What stands before it is forgotten.
         """
-        begin = "".join([piece.text for piece in self._pieces]).find(text)
-        if begin < 0:
-            self._pieces.clear()
-            return []
-
-        end = begin + len(text)
+        end = self._end(num_behind)
+        begin = end - num_chars
         log_probs: list[dict[str, Any]] = []
+        place = 0
+        for number, piece in enumerate(self._pieces):
+            first = place
+            place += len(piece.text)
+
+            is_inside = first < end and (place > begin or first >= begin)
+            if is_inside and piece.log_prob is not None:
+                log_probs.append(piece.log_prob)
+                self._pieces[number] = _Piece(piece.text, None)
+
+        self.forget(num_behind)
+        return log_probs
+
+    def forget(self, num_behind: int) -> None:
+        """Forget what has come, but for so many characters: it is part of no text."""
+        end = self._end(num_behind)
         later_pieces: list[_Piece] = []
         place = 0
         for piece in self._pieces:
             first = place
             place += len(piece.text)
-
-            is_inside = first < end and (place > begin or first >= begin)
-            if is_inside and is_text and piece.log_prob is not None:
-                log_probs.append(piece.log_prob)
-
             if first >= end:
                 later_pieces.append(piece)
             elif place > end:
-                log_prob = None if is_text else piece.log_prob
-                later_pieces.append(_Piece(piece.text[end - first :], log_prob))
+                later_pieces.append(_Piece(piece.text[end - first :], piece.log_prob))
 
         self._pieces = later_pieces
-        return log_probs
+
+    def _end(self, num_behind: int) -> int:
+        return sum(len(piece.text) for piece in self._pieces) - num_behind
 
     def rest(self) -> list[dict[str, Any]]:
         """Return the log-probs of tokens without a text behind the last part: those that end an

@@ -334,9 +334,18 @@ def read(
     tools: dict[str, Any] = TOOLS,
     end: AnswerEnd = AnswerEnd.EOS_TOKEN,
 ) -> list[AnswerPart]:
+    """The parts of an answer that comes in these pieces. Each text is found where it says."""
     reader = AnswerParts(parser, tools)
-    parts = [part for piece in pieces for part in reader.feed(piece)]
-    return joined(parts + reader.feed("", end))
+    parts: list[AnswerPart] = []
+    come = ""
+    for piece, end_of_piece in [*((piece, None) for piece in pieces), ("", end)]:
+        come += piece
+        for part in reader.read(piece, end_of_piece):
+            parts.append(part)
+            if isinstance(part, Text):
+                assert come[: len(come) - reader.num_unread].endswith(part.text)
+
+    return joined(parts)
 
 
 @pytest.mark.parametrize("name", ANSWERS)

@@ -5,7 +5,7 @@ A thought is the text between two marks at the start of an answer, or in Harmony
 own. Text that only resembles a call stays text, and the beginning of a call that was cut is none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -47,20 +47,26 @@ class AnswerParts:
         """Whether the answer was cut in the beginning of a call."""
         return self._buffer.has_lost_markup
 
+    @property
+    def num_unread(self) -> int:
+        """The number of characters that have come behind the part that was read last."""
+        return len(self._buffer.text)
+
     def feed(self, text: str, end: AnswerEnd | None = None) -> list[AnswerPart]:
         """Return the parts that this text completes or continues. With the last text the answer has
         its `end`.
         """
+        return list(self.read(text, end))
+
+    def read(self, text: str, end: AnswerEnd | None = None) -> Iterator[AnswerPart]:
+        """Yield the parts that `feed` returns, each before what stands behind it is read."""
         self._buffer.text += text
         self._buffer.is_over = end is not None
         self._buffer.is_cut = end not in (None, AnswerEnd.EOS_TOKEN)
 
-        parts: list[AnswerPart] = []
         while (part := next(self._reading, None)) is not None:
             if self._has_thoughts or not isinstance(part, Thought):
-                parts.append(part)
-
-        return parts
+                yield part
 
 
 def read_answer(buffer: AnswerBuffer, format: OpenAIFormat, prompt: str) -> Reading:

@@ -2,6 +2,7 @@
 
 A reader is a generator. It takes text from the front of `AnswerBuffer`, yields each part that this
 completes or continues, and None where it needs more text. With the last text the answer `is_over`.
+When it yields a Text, the buffer begins right behind it.
 """
 
 from collections.abc import Callable, Generator, Mapping

@@ -36,12 +36,14 @@ def harmony(buffer: AnswerBuffer, *, has_tools: bool) -> Reading:
     # The header that is read now. Inside of a message there is none.
     header: str | None = None
     while True:
-        text, mark, buffer.text = cut(buffer.text, START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
+        text, mark, behind = cut(buffer.text, START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
+        buffer.take(len(text))
         if header is not None:
             header += text
         elif text:
             yield kind(text)
 
+        buffer.text = behind
         if mark == MESSAGE:
             header = header or ""
             function = FUNCTION.search(header)
@@ -61,6 +63,6 @@ def harmony(buffer: AnswerBuffer, *, has_tools: bool) -> Reading:
             yield None
         else:
             if header is None and buffer.text:
-                yield kind(buffer.text)
+                yield kind(buffer.take())
 
             return

@@ -46,6 +46,7 @@ def marked_calls(buffer: AnswerBuffer, marks: Marks) -> Reading:
             text = buffer.text
             opening = ""
 
+        buffer.take(len(text))
         if text:
             yield Text(text)
 
@@ -57,7 +58,6 @@ def marked_calls(buffer: AnswerBuffer, marks: Marks) -> Reading:
 
             continue
 
-        buffer.text = buffer.text[len(text) :]
         if buffer.is_over:
             yield from read_rest(buffer, Text)
             return
