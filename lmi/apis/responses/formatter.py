@@ -149,7 +149,7 @@ class ItemsStream(BlockStream):
             status = "incomplete"
             details = {"reason": "max_output_tokens"}
 
-        self._log_probs += self._tokens.rest()
+        self._log_probs += self._tokens.take_ends()
         records = self._close(status)
         response = self._state.response(status, incomplete_details=details, usage=self._usage())
         records.append(self._event(f"response.{status}", response=response))

@@ -1,25 +1,30 @@
-"""Which tokens have written which part of an answer, for the log-probs of its texts.
+"""Which tokens have written which part of a response, for the log-probs of its texts.
 
-Between the parts stand marks that no part shows, as `</think>`, and a token may end one part and
-begin the next.
+Tokens and parts do not end together: a token may end one part and begin the next, and between parts
+stand marks that no part shows, as `</think>`.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from lmi.types import Token
 
 
-class _Piece(NamedTuple):
-    # The text of a token, less what parts so far have shown.
+@dataclass(slots=True)
+class _Piece:
+    """A token, or what is left of it behind a part."""
+
     text: str
-    # None once a text has told it.
+    # The fields that tell its log-prob. None once a text has told it.
     log_prob: dict[str, Any] | None
 
 
 class TextLogProbs:
-    """Takes the tokens of an answer as they come, and gives each text the log-probs of those that
-    wrote it.
+    """The tokens of a response that belong to none of its parts so far.
+
+    The stream of a response adds tokens as they come. Then it takes the text of each part, or
+    forgets what is no text, in the order of the answer.
     """
 
     def __init__(self) -> None:
@@ -39,15 +44,16 @@ class TextLogProbs:
         end = self._end(num_behind)
         begin = end - num_chars
         log_probs: list[dict[str, Any]] = []
-        place = 0
-        for number, piece in enumerate(self._pieces):
-            first = place
-            place += len(piece.text)
+        piece_end = 0
+        for piece in self._pieces:
+            piece_begin = piece_end
+            piece_end += len(piece.text)
 
-            is_inside = first < end and (place > begin or first >= begin)
+            # One without characters belongs to the text if it stands at its begin or in it.
+            is_inside = piece_begin < end and (piece_end > begin or piece_begin >= begin)
             if is_inside and piece.log_prob is not None:
                 log_probs.append(piece.log_prob)
-                self._pieces[number] = _Piece(piece.text, None)
+                piece.log_prob = None
 
         self.forget(num_behind)
         return log_probs
@@ -55,24 +61,22 @@ class TextLogProbs:
     def forget(self, num_behind: int) -> None:
         """Forget what has come, but for so many characters: it is part of no text."""
         end = self._end(num_behind)
-        later_pieces: list[_Piece] = []
-        place = 0
+        left: list[_Piece] = []
+        piece_end = 0
         for piece in self._pieces:
-            first = place
-            place += len(piece.text)
-            if first >= end:
-                later_pieces.append(piece)
-            elif place > end:
-                later_pieces.append(_Piece(piece.text[end - first :], piece.log_prob))
+            piece_begin = piece_end
+            piece_end += len(piece.text)
+            if piece_begin >= end:
+                left.append(piece)
+            elif piece_end > end:
+                piece.text = piece.text[end - piece_begin :]
+                left.append(piece)
 
-        self._pieces = later_pieces
+        self._pieces = left
 
-    def _end(self, num_behind: int) -> int:
-        return sum(len(piece.text) for piece in self._pieces) - num_behind
-
-    def rest(self) -> list[dict[str, Any]]:
-        """Return the log-probs of tokens without a text behind the last part: those that end an
-        answer.
+    def take_ends(self) -> list[dict[str, Any]]:
+        """Return the log-probs of the tokens without a text behind the last part: those that end
+        the answer.
         """
         log_probs = []
         for piece in self._pieces:
@@ -80,3 +84,7 @@ class TextLogProbs:
                 log_probs.append(piece.log_prob)
 
         return log_probs
+
+    def _end(self, num_behind: int) -> int:
+        """Return the place behind which `num_behind` characters have come."""
+        return sum(len(piece.text) for piece in self._pieces) - num_behind

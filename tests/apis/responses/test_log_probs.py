@@ -35,7 +35,7 @@ def test_marks_and_thoughts_are_left_out_and_a_token_may_end_one_part_and_begin_
     tokens.forget(len(behind_thought))
     assert numbers(tokens.take(len("Hello"), len("<tool_call>{}"))) == [3, 4, 5, 6]
     tokens.forget(0)
-    assert numbers(tokens.rest()) == [10]
+    assert numbers(tokens.take_ends()) == [10]
 
 
 def test_a_token_whose_text_comes_in_two_pieces_is_told_once() -> None:
@@ -48,7 +48,7 @@ def test_a_token_whose_text_comes_in_two_pieces_is_told_once() -> None:
 def test_tokens_that_are_part_of_no_text_are_forgotten() -> None:
     tokens = tokens_of(["{'a'", ": 1}"])
     tokens.forget(0)
-    assert tokens.rest() == []
+    assert tokens.take_ends() == []
 
 
 # The tokens of each answer, and the places of those that wrote its text.
