@@ -20,7 +20,7 @@ from lmi import __version__
 from lmi.errors import BadConfiguration
 from lmi.executor import RequestPerfMetrics
 from lmi.http.exchange import Exchange
-from lmi.server.meter import Meter
+from lmi.server.answer_stats import AnswerStats
 from lmi.server.twins import REASONS
 from lmi.shared.state import FrontEndRecord
 
@@ -85,14 +85,14 @@ class Exporter(SpanProcessor):
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 
-    def add(self, exchange: Exchange, meters: Sequence[Meter]) -> None:
+    def add(self, exchange: Exchange, answers: Sequence[AnswerStats]) -> None:
         """Take a request that has ended. Its headers may name the trace that it belongs to."""
         if len(self._waiting) >= self._max_waiting:
             self._lose(1)
             return
 
         context = {name: exchange.headers[name] for name in CONTEXT if name in exchange.headers}
-        self._waiting.append(EndedRequest(of_request(exchange, meters), context))
+        self._waiting.append(EndedRequest(of_request(exchange, answers), context))
 
     async def close(self) -> None:
         """Send what waits, if the collector takes it at once."""
@@ -181,7 +181,7 @@ class EndedRequest:
     context: dict[str, str]
 
 
-def of_request(exchange: Exchange, meters: Sequence[Meter]) -> TraceSpan:
+def of_request(exchange: Exchange, answers: Sequence[AnswerStats]) -> TraceSpan:
     """Return the span of a request that has ended, with a span for each of its answers."""
     # The path with names for its parameters, so that spans have few names.
     route = exchange.scope["route"].path_format if "route" in exchange.scope else ""
@@ -194,7 +194,7 @@ def of_request(exchange: Exchange, meters: Sequence[Meter]) -> TraceSpan:
         "http.route": route or None,
         "error.type": exchange.error_label or None,
     }
-    children = [_of_answer(meter, exchange.request_id) for meter in meters]
+    children = [_of_answer(stats, exchange.request_id) for stats in answers]
     error = ""
     if exchange.status >= 500:
         error = exchange.error_label or "internal"
@@ -203,19 +203,19 @@ def of_request(exchange: Exchange, meters: Sequence[Meter]) -> TraceSpan:
     return TraceSpan(name, exchange.started_s, time.monotonic(), attributes, children, error)
 
 
-def _of_answer(meter: Meter, request_id: str) -> TraceSpan:
-    request = meter.requests[0]
+def _of_answer(stats: AnswerStats, request_id: str) -> TraceSpan:
+    request = stats.requests[0]
     sampling = request.sampling
-    model = request.adapter or meter.model
+    model = request.adapter or stats.model
     operation = "text_completion" if request.chat is None else "chat"
 
-    num_sequences = sum(request.num_sequences for request in meter.requests)
-    num_generated = sum(meter.lengths.values())
+    num_sequences = sum(request.num_sequences for request in stats.requests)
+    num_generated = sum(stats.lengths.values())
     first_token_s = None
     if num_generated:
-        first_token_s = meter.first_token_s - meter.started_s
+        first_token_s = stats.first_token_s - stats.started_s
 
-    phases = list(_phases(meter))
+    phases = list(_phases(stats))
     durations_s = {phase.name: phase.end_s - phase.start_s for phase in phases}
 
     attributes: Attributes = {
@@ -224,7 +224,7 @@ def _of_answer(meter: Meter, request_id: str) -> TraceSpan:
         "gen_ai.request.id": request_id,
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
-        "gen_ai.response.finish_reasons": [REASONS.get(meter.outcome, meter.outcome)],
+        "gen_ai.response.finish_reasons": [REASONS.get(stats.outcome, stats.outcome)],
         "gen_ai.request.stream": request.is_streaming,
         "gen_ai.request.n": num_sequences,
         "gen_ai.request.choice.count": request.num_sequences,
@@ -233,39 +233,39 @@ def _of_answer(meter: Meter, request_id: str) -> TraceSpan:
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.top_k": sampling.top_k,
         "gen_ai.request.seed": sampling.seed,
-        "gen_ai.usage.input_tokens": meter.num_prompt_tokens,
-        "gen_ai.usage.prompt_tokens": meter.num_prompt_tokens,
+        "gen_ai.usage.input_tokens": stats.num_prompt_tokens,
+        "gen_ai.usage.prompt_tokens": stats.num_prompt_tokens,
         "gen_ai.usage.output_tokens": num_generated,
         "gen_ai.usage.completion_tokens": num_generated,
-        "gen_ai.usage.cache_read.input_tokens": meter.num_cached_tokens,
-        "gen_ai.latency.e2e": meter.ended_s - meter.started_s,
+        "gen_ai.usage.cache_read.input_tokens": stats.num_cached_tokens,
+        "gen_ai.latency.e2e": stats.ended_s - stats.started_s,
         "gen_ai.latency.time_to_first_token": first_token_s,
         "gen_ai.latency.time_in_queue": durations_s.get("queue"),
         "gen_ai.latency.time_in_model_prefill": durations_s.get("prefill"),
         "gen_ai.latency.time_in_model_decode": durations_s.get("decode"),
     }
-    error = "error" if meter.outcome == "error" else ""
+    error = "error" if stats.outcome == "error" else ""
     name = f"{operation} {model}"
-    return TraceSpan(name, meter.started_s, meter.ended_s, attributes, phases, error)
+    return TraceSpan(name, stats.started_s, stats.ended_s, attributes, phases, error)
 
 
-def _phases(meter: Meter) -> Iterator[TraceSpan]:
+def _phases(stats: AnswerStats) -> Iterator[TraceSpan]:
     """Yield the phases as the engine saw them: of several sequences from the first one's begin to
     the last one's end.
 
     An engine tells its times at the end of a sequence. Where the client or a stop string ended it,
     only the decoding is known, from what arrived here.
     """
-    first_token_s = _first(meter.times, "first_token_time")
-    if not first_token_s and meter.lengths:
-        first_token_s = meter.first_token_s
+    first_token_s = _first(stats.times, "first_token_time")
+    if not first_token_s and stats.lengths:
+        first_token_s = stats.first_token_s
 
-    last_tokens_s = [times.last_token_time for times in meter.times if times.last_token_time]
+    last_tokens_s = [times.last_token_time for times in stats.times if times.last_token_time]
     moments = [
-        _first(meter.times, "arrival_time"),
-        _first(meter.times, "first_scheduled_time"),
+        _first(stats.times, "arrival_time"),
+        _first(stats.times, "first_scheduled_time"),
         first_token_s,
-        max(last_tokens_s, default=meter.ended_s),
+        max(last_tokens_s, default=stats.ended_s),
     ]
     for name, start_s, end_s in zip(PHASES, moments, moments[1:], strict=False):
         if start_s is not None and end_s is not None:

@@ -101,7 +101,7 @@ class Exchange:
         # The model that answers, or the adapter.
         self.model = ""
         # Further numbers for its line in the access log, by name.
-        self.noted: defaultdict[str, float] = defaultdict(int)
+        self.log_fields: defaultdict[str, float] = defaultdict(int)
         # The bytes of the body, or of what was made of it, as they count in the memory of bodies.
         self.num_held_bytes = 0
         # The error that `end_early` was called with.
@@ -273,7 +273,7 @@ class Exchange:
             "request_id": self.request_id,
             "status": self.status,
             "duration_ms": round(duration_s * 1000, 1),
-            **self.noted,
+            **self.log_fields,
         }
         if self.model:
             fields["model"] = self.model

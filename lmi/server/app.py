@@ -228,8 +228,8 @@ class ErrorMiddleware:
         scope.update({"app": self, "lmi.exchange": exchange, "lmi.models": self._models})
         is_of_client = OUTER not in scope
         if self._exporter is not None and is_of_client:
-            # The meters of the answers, for their spans.
-            scope["lmi.meters"] = []
+            # The statistics of the answers, for their spans.
+            scope["lmi.answers"] = []
 
         self._open.add(exchange)
         if anthropic.is_of_anthropic(exchange):
@@ -335,4 +335,4 @@ class ErrorMiddleware:
         log_fields = {"target_model": target} if target else {}
         exchange.log_access(duration_s, **log_fields)
         if self._exporter is not None:
-            self._exporter.add(exchange, exchange.scope["lmi.meters"])
+            self._exporter.add(exchange, exchange.scope["lmi.answers"])

@@ -22,8 +22,8 @@ from lmi.errors import LmiError
 from lmi.http.exchange import Exchange
 from lmi.pipeline import LONG_BYTES
 from lmi.server.answer_body import AnswerBody
+from lmi.server.answer_stats import AnswerStats
 from lmi.server.client_headers import client_of, client_priority, client_timeout_s
-from lmi.server.meter import Meter
 from lmi.server.service import Service
 from lmi.server.waiting import EarlyStart, Send
 from lmi.sessions.http import change_session, request_type, session_of
@@ -353,19 +353,19 @@ async def generate(
     exchange = inference.exchange
     assert service.pipeline is not None
 
-    meter = Meter(
+    stats = AnswerStats(
         service.record,
         inference.started_s,
-        exchange.noted,
+        exchange.log_fields,
         parsed.requests,
         service.model.name,
     )
-    with closing(formatter), meter:
+    with closing(formatter), stats:
         # Without traces nobody has the list.
-        exchange.scope.get("lmi.meters", []).append(meter)
+        exchange.scope.get("lmi.answers", []).append(stats)
 
         def take(delta: Delta) -> Awaitable[None] | None:
-            meter.count(delta)
+            stats.count(delta)
             if isinstance(formatter, Formatter):
                 return send(formatter.feed(delta))
 

@@ -21,9 +21,9 @@ from lmi import __version__
 from lmi.errors import LmiError
 from lmi.executor import GuideType, RequestPerfMetrics
 from lmi.runtime import ServerRuntime
+from lmi.server.answer_stats import AnswerStats
 from lmi.server.app import ErrorMiddleware
 from lmi.server.front_end import FrontEnd
-from lmi.server.meter import Meter
 from lmi.server.service import Models
 from lmi.settings.config import ServerConfig
 from lmi.shared.state import Block, Phase
@@ -794,8 +794,8 @@ def test_tokens_that_an_engine_gives_all_at_once_are_not_timed(lmi: Host) -> Non
     before = [sum(view.counts) for view in views]
     for last_s in (2.0, 2.5):
         times = RequestPerfMetrics(arrival_time=1.0, first_token_time=2.0, last_token_time=last_s)
-        with Meter(record, 1.0, defaultdict(int), [], "m") as meter:
-            meter.count(Delta([Token(1, "a"), Token(2, "b")], AnswerEnd.LENGTH, times=times))
+        with AnswerStats(record, 1.0, defaultdict(int), [], "m") as stats:
+            stats.count(Delta([Token(1, "a"), Token(2, "b")], AnswerEnd.LENGTH, times=times))
 
     assert [sum(view.counts) - num for view, num in zip(views, before, strict=True)] == [1, 1]
 

@@ -256,12 +256,12 @@ class ServerRequest:
         if inner is None:
             return
 
-        for name, number in inner.noted.items():
+        for name, number in inner.log_fields.items():
             if name.endswith("_tokens"):
-                self._outer.noted[name] += number
+                self._outer.log_fields[name] += number
             else:
                 # Times are those of the first.
-                self._outer.noted.setdefault(name, number)
+                self._outer.log_fields.setdefault(name, number)
 
     async def _receive(self) -> Message:
         if not self._is_read:
