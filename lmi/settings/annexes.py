@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -28,7 +27,7 @@ from lmi.settings.kinds import (
     several,
     word,
 )
-from lmi.settings.option import SCRIPTS, TEMPLATES, option
+from lmi.settings.option import SCRIPTS, TEMPLATES, Settings, option
 
 
 def digest(key: str) -> str:
@@ -45,8 +44,9 @@ HOST_NAME = matching("a host name", r"\*|[A-Za-z0-9._-]{1,253}", str.lower)
 HOSTS = several("host names with , between, or *", HOST_NAME, OF_LIST)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AccessConfig:
+class AccessConfig(Settings):
+    """Who may ask: by which key, from the pages of which origin, under which name of a host."""
+
     api_keys: tuple[str, ...] = option((), KEYS, key="option.api_key", names="LMI_API_KEY")
     """keys of which a request needs one, as Authorization: Bearer KEY or x-api-key; only digests of
     them are kept
@@ -68,8 +68,7 @@ BATCH_STRATEGY = choice(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransformLimitsConfig:
+class TransformLimitsConfig(Settings):
     """What a server tells about its batch transforms."""
 
     max_payload_mb: int = option(
@@ -84,8 +83,9 @@ class TransformLimitsConfig:
     """records in a request of a batch transform, which /execution-parameters reports"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionsConfig:
+class SessionsConfig(Settings):
+    """Sessions: whether clients may open some, how many, for how long, and where they lie."""
+
     enable_sessions: bool = option(
         True, key="option.enable_stateful_sessions", names="SAGEMAKER_ENABLE_STATEFUL_SESSIONS"
     )
@@ -111,8 +111,9 @@ class SessionsConfig:
 FOLDERS = several("absolute paths with ; between", ABSOLUTE_PATH)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdaptersConfig:
+class AdaptersConfig(Settings):
+    """Whether models and adapters may be changed, how many adapters there may be, and of where."""
+
     management: bool = option(True)
     """routes that change models and adapters; false: they are answered 404"""
     max_adapters: int = option(128, names="SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY")
@@ -143,8 +144,9 @@ COLLECTOR_BASE = Kind(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TracingConfig:
+class TracingConfig(Settings):
+    """Where traces go."""
+
     otlp_traces_endpoint: str | None = option(
         None,
         COLLECTOR,
@@ -156,8 +158,7 @@ class TracingConfig:
     """collector of OpenTelemetry traces, over HTTP; nothing: there are none"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PurposeConfig:
+class PurposeConfig(Settings):
     """What the server is for: batch transforms, or several models."""
 
     batch_transform: ClassVar[bool | None] = option(None, names="SAGEMAKER_BATCH", has_flag=False)
@@ -175,8 +176,7 @@ class PurposeConfig:
 TEXTS = several("texts with , between", TEXT, re.compile(r"[^;,\s][^;,]*").findall)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SecureModeConfig:
+class SecureModeConfig(Settings):
     """What is refused of what a model brings along."""
 
     secure_mode: bool = option(False, names="SAGEMAKER_SECURE_MODE", is_for_operator=True)
@@ -201,8 +201,7 @@ DOWNLOAD_HOSTS = several(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourcesConfig:
+class SourcesConfig(Settings):
     """Where what is fetched comes from and goes."""
 
     download_hosts: tuple[str, ...] = option((), DOWNLOAD_HOSTS, is_for_operator=True)
@@ -219,8 +218,7 @@ OPTION_NAME = matching("the name of an option", r"\*|[A-Za-z_][A-Za-z0-9_.]{0,12
 OPTION_NAMES = several("names of options with , between, or *", OPTION_NAME)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StrangersConfig:
+class StrangersConfig(Settings):
     """What the files of models may do beyond their model."""
 
     allow_model_options: tuple[str, ...] = option((), OPTION_NAMES, is_for_operator=True)
@@ -279,8 +277,7 @@ MODELS = Kind(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class NamingConfig:
+class NamingConfig(Settings):
     """The model's folder and names as other servers give them."""
 
     served_model_name: ClassVar = option(None, SERVED_NAMES)
@@ -350,8 +347,7 @@ REASONING_FORM = _form(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptsConfig:
+class PromptsConfig(Settings):
     """How the prompts of chats are made, what is read in their answers, and which prompts are
     cached together.
     """
@@ -390,8 +386,7 @@ GENERATION_CONFIG = Kind(
 OBJECT = Kind("a JSON object", _object, unit="JSON")
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerationConfig:
+class GenerationConfig(Settings):
     """Where the defaults come from that count where a request is silent, by vLLM's names."""
 
     generation_config: ClassVar[str] = option("auto", GENERATION_CONFIG, is_path=True)
@@ -404,8 +399,7 @@ class GenerationConfig:
     """
 
 
-@dataclass(frozen=True, kw_only=True)
-class EmbeddingsConfig:
+class EmbeddingsConfig(Settings):
     """How an embedding model answers LMI's body."""
 
     normalize: bool = option(True)
@@ -467,8 +461,7 @@ KV_EVENTS = Kind(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AbilitiesConfig:
+class AbilitiesConfig(Settings):
     """What some engines can do."""
 
     request_stats_max_iterations: int = option(0, integer(0))

@@ -9,13 +9,15 @@ default is its default, unless the engine's `Handler` has another one. An option
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from lmi.settings import annexes, kinds
 from lmi.settings.kinds import Kind, choice, integer, matching
 from lmi.settings.listeners import PORT, ListenersConfig
-from lmi.settings.option import PICKLES, REMOTE_CODE, Choice, option
+from lmi.settings.option import PICKLES, REMOTE_CODE, Choice, Settings, option
 from lmi.user_code.options import FormsConfig, RequirementsConfig, UserCodeConfig, UserCodeOptions
 
 if TYPE_CHECKING:
@@ -56,8 +58,7 @@ def _part_for_bodies(machine: Machine) -> Choice | None:
     return Choice(part, f"1/{BODIES_PART} of the memory")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RequestsConfig:
+class RequestsConfig(Settings):
     """How large requests may be, how long they may take, and how they are answered."""
 
     max_queue_wait_s: float = option(10.0)
@@ -113,8 +114,7 @@ class RequestsConfig:
     """a stream is sent whole, as asynchronous endpoints need"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogConfig:
+class LogConfig(Settings):
     """What is logged, and how."""
 
     log_level: str = option("INFO", LOG_LEVEL, names="SAGEMAKER_CONTAINER_LOG_LEVEL")
@@ -134,8 +134,7 @@ def _address_in_container(machine: Machine) -> Choice | None:
     return Choice("0.0.0.0", "this is a container") if machine.is_container else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class AddressConfig:
+class AddressConfig(Settings):
     """Where the server listens."""
 
     host: str = option("127.0.0.1", HOST, choose=_address_in_container)
@@ -154,8 +153,7 @@ def _half_of_the_cores(machine: Machine) -> Choice:
     return Choice(number, "half of the cores, 1 to 4")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrontEndsConfig:
+class FrontEndsConfig(Settings):
     """How many front ends there are, and how much waits for them."""
 
     frontend_workers: int = option(1, integer(1, 256), choose=_half_of_the_cores)
@@ -166,7 +164,6 @@ class FrontEndsConfig:
     """
 
 
-@dataclass(frozen=True, kw_only=True)
 class ServerConfig(
     AddressConfig,
     ListenersConfig,
@@ -191,8 +188,7 @@ class ServerConfig(
     keeps_queue_short: bool = field(default=True, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingValues:
+class SamplingValues(Struct, frozen=True):
     """Values of the LMI APIs' parameters of sampling. A top_k of 0 is no limit."""
 
     temperature: float
@@ -200,8 +196,7 @@ class SamplingValues:
     top_p: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
+class SamplingDefaults(Struct, frozen=True, kw_only=True):
     """The values of what an LMI request leaves out, with `do_sample: true` and without it.
 
     With an engine that has such defaults, top_k and top_p say whether a request samples. If both
@@ -212,8 +207,7 @@ class SamplingDefaults:
     without: SamplingValues
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationDefaults:
+class GenerationDefaults(Struct, frozen=True, kw_only=True):
     """The values of what a request leaves out, at the APIs that follow OpenAI's or Anthropic's
     rule.
 
@@ -261,7 +255,6 @@ GENERATION_NAMES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelConfig(
     annexes.NamingConfig,
     FormsConfig,
@@ -366,8 +359,7 @@ HANDLERS = ("auto", "lmi-dist", "vllm", "trtllm", "scheduler", "disable")
 HANDLER = Kind(f"{', '.join(HANDLERS)}, or the name of another engine", str, words=HANDLERS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplicasConfig:
+class ReplicasConfig(Settings):
     """Where the replicas run, and how long they may take."""
 
     tensor_parallel_degree: int = option(
@@ -428,7 +420,6 @@ class ReplicasConfig:
     """an unknown option.* stops the start"""
 
 
-@dataclass(frozen=True, kw_only=True)
 class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
     """Settings of the engine replicas. None means that the engine chooses."""
 
@@ -519,8 +510,7 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
         return max(1, num_ranks // max(1, num_nodes))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(Settings):
     """The settings of a server and its model, frozen: the same in every process."""
 
     server: ServerConfig

@@ -8,20 +8,20 @@ import os
 import pwd
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import urlsplit
 
+from msgspec import Struct
+
 from lmi.settings.kinds import ABSOLUTE_PATH, WORDS, Kind, integer, matching, word
-from lmi.settings.option import option
+from lmi.settings.option import Settings, option
 
 GATEWAY_PORT = 8081
 # The uid and the gid that mean no id.
 NO_ID = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class User:
+class User(Struct, frozen=True):
     """The user that all processes but the supervisor and the fetches run as, if root starts the
     server.
     """
@@ -152,8 +152,7 @@ PORT_RANGE = matching(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ListenersConfig:
+class ListenersConfig(Settings):
     """Where else the server listens, by which certificate, and as whom."""
 
     management_port: int | None = option(None, PORT)

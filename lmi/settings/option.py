@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, dataclass_transform
 
 from msgspec import Struct
 
@@ -113,6 +113,60 @@ def option(default: Default, kind: Kind | None = None, names: str = "", **facts:
         return dataclasses.field(default_factory=lambda: default, metadata=facts)
 
     return dataclasses.field(default=default, metadata=facts)
+
+
+@dataclass_transform(
+    kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,)
+)
+class Settings:
+    """The base of all settings: a subclass is a frozen dataclass.
+
+    Every process imports all settings at its start. `dataclass(frozen=True)` would write and
+    compile six methods for each class, and all of them would wait for that; these serve every
+    class.
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=True)(cls)
+
+    def __init__(self, **values: Any) -> None:
+        """Raises TypeError for a name that is no field, and for a field without a value."""
+        unknown = set(values)
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            unknown.discard(field.name)
+            if field.name in values:
+                value = values[field.name]
+            elif field.default is not dataclasses.MISSING:
+                value = field.default
+            elif field.default_factory is not dataclasses.MISSING:
+                value = field.default_factory()
+            else:
+                raise TypeError(f"{type(self).__name__} needs a value of {field.name}")
+
+            object.__setattr__(self, field.name, value)
+
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {min(unknown)}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+
+        return all(
+            getattr(self, field.name) == getattr(other, field.name)
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+            if field.compare
+        )
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({values})"
 
 
 def _field_of_name(name: str) -> str:

@@ -4,11 +4,13 @@ code.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
+from msgspec import Struct
+
 from lmi.settings.kinds import BOOLEAN, Kind, choice, matching, word
-from lmi.settings.option import SCRIPTS, option
+from lmi.settings.option import SCRIPTS, Settings, option
 
 # The operator's words for pip, which take the place of a model's requirements.txt.
 PIP_ARGS = "STANDARD_PIP_ARGS"
@@ -25,8 +27,7 @@ FORMATTER = Kind(
 STREAMING = Kind("true, false", word({"huggingface": True}, BOOLEAN.parse), words=("true", "false"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class FormsConfig:
+class FormsConfig(Settings):
     """The form of answers."""
 
     output_formatter: str | None = option(
@@ -56,8 +57,7 @@ ENGINE = Kind(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class UserCodeOptions:
+class UserCodeOptions(Settings):
     """The model's own code, and what it is for."""
 
     engine: ClassVar = option(None, ENGINE, key="engine", has_flag=False)
@@ -86,8 +86,7 @@ class UserCodeOptions:
     """run the formatters in the model.py of an adapter"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserCodeConfig:
+class UserCodeConfig(Settings):
     """A file of user code. A file with a `handler` is the model; another file holds formatters for
     a model, or with a `standards_folder` the handlers of AWS's model-hosting-container-standards.
 
@@ -106,8 +105,7 @@ class UserCodeConfig:
     properties: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequirementsConfig:
+class RequirementsConfig(Struct, frozen=True, kw_only=True):
     """A requirements.txt of the model, and the folder that what it names is installed in.
 
     With `has_words` the operator's words for pip, which may hold a password and are in the

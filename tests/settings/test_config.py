@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given, strategies as st
 from msgspec.json import decode, encode
 
-from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.config import (
+    Config,
+    EngineConfig,
+    LogConfig,
+    ModelConfig,
+    RequestsConfig,
+    ServerConfig,
+)
 from tests.settings.settling import FOUR_GPUS, settle
 
 words = st.text(st.characters(exclude_categories=["Cs"]))
@@ -31,3 +40,27 @@ def test_a_resolved_configuration_survives_the_way_to_a_child(folder: Path) -> N
 def test_a_model_is_meant_by_its_name_its_aliases_and_the_word_model() -> None:
     assert ModelConfig(path="", name="a", aliases=("b", "model")).names == ("a", "model", "b")
     assert ModelConfig(path="", name="model").names == ("model",)
+
+
+def test_settings_are_frozen_and_take_only_what_they_declare() -> None:
+    log = LogConfig(log_level="DEBUG")
+    with pytest.raises(FrozenInstanceError, match="log_level"):
+        log.log_level = "INFO"  # type: ignore[misc]
+
+    with pytest.raises(FrozenInstanceError, match="log_level"):
+        del log.log_level
+
+    with pytest.raises(TypeError, match="LogConfig has no field log_levle"):
+        LogConfig(log_levle="DEBUG")  # type: ignore[call-arg]
+
+    with pytest.raises(TypeError, match="ModelConfig needs a value of path"):
+        ModelConfig()  # type: ignore[call-arg]
+
+    assert replace(log, log_format="json") == LogConfig(log_level="DEBUG", log_format="json")
+
+
+def test_settings_are_equal_by_the_fields_that_count() -> None:
+    assert ServerConfig() == ServerConfig(keeps_queue_short=False)
+    assert ServerConfig() != ServerConfig(port=8081)
+    assert LogConfig() != RequestsConfig()
+    assert repr(LogConfig()).startswith("LogConfig(log_level='INFO', log_format='auto', ")

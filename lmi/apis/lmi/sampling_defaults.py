@@ -3,8 +3,9 @@
 Source: LMI's page, under the additional parameters of TensorRT-LLM.
 """
 
-from dataclasses import asdict
 from typing import Any
+
+import msgspec.structs
 
 from lmi.apis.base.parameters import ParameterValues
 from lmi.settings.config import SamplingDefaults
@@ -29,9 +30,9 @@ def fill_in(values: dict[str, Any], fields: ParameterValues, defaults: SamplingD
     as the client wrote them, with those that mean the same as leaving them out on other engines.
     """
     if "do_sample" in values:
-        sampling = asdict(defaults.with_do_sample)
+        sampling = msgspec.structs.asdict(defaults.with_do_sample)
     else:
-        sampling = asdict(defaults.without)
+        sampling = msgspec.structs.asdict(defaults.without)
 
     for name in sampling:
         if fields.get(name) is not None:
