@@ -1,4 +1,6 @@
-"""The formatters of a response that user code writes, from the Deltas of the answer."""
+"""Formatters that ask the process of user code to write their records. `FormatterHooks` chooses one
+in place of that of the API, where the model's code has an output formatter.
+"""
 
 from typing import Any
 
@@ -18,9 +20,9 @@ EVENT = b"data: "
 EVENT_FIELDS = (b"data:", b"event:")
 
 
-class CallFormatter(AsyncFormatter):
-    """Writes a response with the model's own code, in the call in which the input formatter ran, if
-    there is one.
+class UserCodeFormatter(AsyncFormatter):
+    """Writes a response with the model's own code. Its messages belong to one call, in which the
+    input formatter ran before, if there is one.
     """
 
     is_verbatim = True
@@ -32,11 +34,10 @@ class CallFormatter(AsyncFormatter):
         self._call.close()
 
 
-class OutputFormatter(CallFormatter):
-    """Writes the response to one prompt. The content type is the one that the process of user code
-    names, if any.
-    """
+class OutputFormatter(UserCodeFormatter):
+    """Writes the response to one prompt: what the code writes for each Delta, as it is."""
 
+    # Until the first answer of the code names one.
     media_type = ""
 
     def __init__(self, call: SharedCall, message: Message[Any], parsed: Parsed[Any]) -> None:
@@ -47,29 +48,32 @@ class OutputFormatter(CallFormatter):
         super().__init__(call)
         self.is_streaming = parsed.requests[0].is_streaming
         self._message = message
-        self._parsed = parsed
-        self._has_begun = False
+        self._requests = parsed.requests
+        # Whether the head of the response has come.
+        self._has_head = False
 
     async def begin(self) -> None:
-        message = self._message
-        fields = dict(message.fields)
+        """Tell the code about the request. It answers with the head, which comes with the first
+        record.
+        """
+        fields = dict(self._message.fields)
         fields.pop("inputs", None)
 
-        first_request = self._parsed.requests[0]
         opening = Open(
-            prompts=[request.prompt for request in self._parsed.requests],
+            prompts=[request.prompt for request in self._requests],
             fields=fields,
-            is_streaming=first_request.is_streaming,
-            details=message.format.details,
-            return_full_text=first_request.return_full_text,
+            is_streaming=self.is_streaming,
+            details=self._message.format.details,
+            return_full_text=self._requests[0].return_full_text,
             adapter=self._call.adapter,
         )
         await self._call.send(opening)
 
     async def feed(self, delta: Delta) -> list[bytes]:
-        return [await self._written(delta)]
+        return [await self._write(delta)]
 
-    async def _written(self, delta: Delta) -> bytes:
+    async def _write(self, delta: Delta) -> bytes:
+        """Return what the code writes for a Delta."""
         step = Feed(
             index=delta.index,
             tokens=delta.tokens,
@@ -79,9 +83,9 @@ class OutputFormatter(CallFormatter):
             prefill=delta.prefill,
         )
         call = await self._call.send(step)
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._has_head:
             head = await call.head()
+            self._has_head = True
             self.media_type = self.media_type or head.media_type
 
         return await call.chunk()
@@ -97,23 +101,29 @@ class ListOutputFormatter(OutputFormatter):
     def __init__(self, call: SharedCall, message: Message[Any], parsed: Parsed[Any]) -> None:
         super().__init__(call, message, parsed)
         self.media_type = JSONLINES if self.is_streaming else JSON
+        # What was written for each prompt and is not sent.
         self._unsent = [b""] * len(parsed.requests)
-        self._num_open = len(parsed.requests)
+        # The number of prompts whose answers have not ended.
+        self._num_running = len(parsed.requests)
 
     async def feed(self, delta: Delta) -> list[bytes]:
-        self._unsent[delta.index] += await self._written(delta)
-        self._num_open -= delta.finish_reason is not None
-        if self.is_streaming:
-            return self._lines_of_stream(delta)
+        self._unsent[delta.index] += await self._write(delta)
+        if delta.finish_reason is not None:
+            self._num_running -= 1
 
-        if self._num_open:
+        if self.is_streaming:
+            # What comes at once stands in one line.
+            return [] if delta.is_followed else self._take_line()
+
+        if self._num_running:
             return []
 
         values = b", ".join(map(as_json, self._unsent))
         return [b"[%b]\n" % values]
 
-    def _lines_of_stream(self, delta: Delta) -> list[bytes]:
-        if delta.is_followed or not any(self._unsent):
+    def _take_line(self) -> list[bytes]:
+        """Return a line with what is not sent, or none if that is nothing."""
+        if not any(self._unsent):
             return []
 
         outputs = [unsent.decode(errors="replace") for unsent in self._unsent]
@@ -121,10 +131,8 @@ class ListOutputFormatter(OutputFormatter):
         return [orjson.dumps({"outputs": outputs}) + b"\n"]
 
 
-class ResponseFormatter(CallFormatter):
-    """Writes the response of an OpenAI API, each object of which the user's output formatter
-    rewrites.
-    """
+class RewritingFormatter(UserCodeFormatter):
+    """Writes the response of an OpenAI API. The code rewrites each of its objects."""
 
     def __init__(self, call: SharedCall, api: AnyApi, parsed: Parsed[Any]) -> None:
         super().__init__(call)
@@ -134,18 +142,15 @@ class ResponseFormatter(CallFormatter):
         self.is_streaming = self._formatter.is_streaming
 
     async def feed(self, delta: Delta) -> list[bytes]:
-        whole_records = []
+        records = []
         for record in self._formatter.feed(delta):
-            whole_records.append(self._api.whole(self.media_type, record))
+            whole_record = self._api.whole(self.media_type, record)
+            lines = whole_record.splitlines(keepends=True)
+            records.append(b"".join([await self._rewrite(line) for line in lines]))
 
-        rewritten_records = []
-        for record in whole_records:
-            lines = [await self._rewritten(line) for line in record.splitlines(keepends=True)]
-            rewritten_records.append(b"".join(lines))
+        return records
 
-        return rewritten_records
-
-    async def _rewritten(self, line: bytes) -> bytes:
+    async def _rewrite(self, line: bytes) -> bytes:
         """Return the line with its object rewritten by the code. A line without an object stays as
         it is.
         """

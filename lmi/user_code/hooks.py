@@ -19,7 +19,7 @@ from lmi.http.exchange import Exchange
 from lmi.server.hooks import Content, RequestHooks
 from lmi.settings.config import Config
 from lmi.user_code.calls import AdapterCode, ReadInput, SharedCall, UserCodeWorkers
-from lmi.user_code.formatter import ListOutputFormatter, OutputFormatter, ResponseFormatter
+from lmi.user_code.formatter import ListOutputFormatter, OutputFormatter, RewritingFormatter
 from lmi.user_code.properties import properties_of
 
 
@@ -144,7 +144,7 @@ class FormatterHooks(RequestHooks):
             return api.formatter(for_answer)
 
         if not api.takes_user_code:
-            return ResponseFormatter(self._call, api, for_answer)
+            return RewritingFormatter(self._call, api, for_answer)
 
         if isinstance(message.fields["inputs"], list):
             return ListOutputFormatter(self._call, message, parsed)
