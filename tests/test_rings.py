@@ -32,7 +32,12 @@ ANNEXES = {
     "chats": ("lmi.chats", "lmi.settings.chat_templates"),
     "description": ("lmi.description",),
     "pages": ("lmi.server.routes.pages", "lmi.server.page_files"),
-    "metrics": ("lmi.server.metrics", "lmi.server.load_report", "lmi.server.twins"),
+    "metrics": (
+        "lmi.server.metrics",
+        "lmi.server.field_metrics",
+        "lmi.server.load_report",
+        "lmi.server.twins",
+    ),
     "waiting": ("lmi.server.waiting",),
     "buffered_streams": ("lmi.http.buffered",),
     "access": ("lmi.server.access", "lmi.http.browsers", "lmi.supervisor.credentials"),
@@ -185,7 +190,7 @@ JOINTS_WITH_USER_CODE = {
 # Tokens of Python without comments and docstrings, so that nobody saves lines by packing them. A
 # change that needs more raises a number and says why.
 MAX_TOKENS_OF_THE_HOUSE = 98_250
-MAX_TOKENS = 462_000
+MAX_TOKENS = 463_000
 MAX_TOKENS_A_LINE = 8.5
 OURS = {
     module_name(path): path

@@ -5,9 +5,9 @@ Any front end renders the text for all processes from shared memory, so a dead p
 stay. Our series come a second time under vLLM's names (`twins.py`).
 """
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from lmi import __version__
+from lmi.server.field_metrics import FIELD_METRICS, MODEL, FieldMetric
 from lmi.server.load_report import kv_cache_usage
 from lmi.server.service import Models
 from lmi.server.twins import ENGINE, joined_names, twins
@@ -23,109 +24,7 @@ from lmi.shared import state
 from lmi.shared.state import Block, Record
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
-MODEL = ("model",)
 LORA_LABELS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
-# The metric of a field and its labels. It is the sum of all records of the server, or of each model
-# if that is a label.
-SHOWN: dict[type[Record], dict[str, tuple[str, str]]] = {
-    state.FrontEndRecord: {
-        "num_requests": (
-            "lmi_requests{code}",
-            "Requests ended, without pings and scrapes, by code",
-        ),
-        "num_in_flight": ("lmi_requests_in_flight", "Requests between admission and end"),
-        "num_sequences": ("lmi_sequences_in_flight", "Sequences that those requests ask for"),
-        "num_body_bytes": ("lmi_request_body_bytes", "Request bodies held"),
-        "num_open_connections": ("lmi_connections_open", "Connections of clients"),
-        "loop_lag_s": ("lmi_event_loop_lag_seconds", "Worst lag of a front end's loop"),
-        "num_lost_traces": ("lmi_traces_lost", "Traces of requests that no collector took"),
-        "request_duration_s": (
-            "lmi_request_duration_seconds",
-            "From the request's arrival to its end",
-        ),
-        "num_finished": (
-            "lmi_finished{model,finish_reason}",
-            "Generations ended, by finish_reason",
-        ),
-        "num_moved": ("lmi_requests_moved{model}", "Requests that went on at another replica"),
-        "num_prompt_tokens": ("lmi_prompt_tokens{model}", "Prompt tokens taken in"),
-        "num_cached_tokens": (
-            "lmi_prompt_tokens_cached{model}",
-            "Prompt tokens that an engine had cached",
-        ),
-        "num_generated_tokens": ("lmi_generated_tokens{model}", "Tokens sent out"),
-        "time_to_first_token_s": (
-            "lmi_time_to_first_token_seconds{model}",
-            "From a request's arrival to its first token",
-        ),
-        "inter_token_latency_s": (
-            "lmi_inter_token_latency_seconds{model}",
-            "Between two tokens of one request, of a whole answer on average",
-        ),
-        "time_per_output_token_s": (
-            "lmi_time_per_output_token_seconds{model}",
-            "Between two tokens of a whole answer, on average",
-        ),
-        "answer_time_s": (
-            "lmi_answer_time_seconds{model}",
-            "From a request's arrival to the end of its answer",
-        ),
-        "prompt_length": ("lmi_prompt_length_tokens{model}", "Length of a prompt"),
-        "prefill_length": (
-            "lmi_prefill_length_tokens{model}",
-            "Tokens of a prompt that were not cached",
-        ),
-        "sequence_length": ("lmi_sequence_length_tokens{model}", "Length of a sequence"),
-        "longest_sequence": (
-            "lmi_longest_sequence_tokens{model}",
-            "Length of the longest sequence of an answer",
-        ),
-    },
-    state.EngineRecord: {
-        "num_running": ("lmi_requests_running{model}", "Requests in the batch"),
-        "num_waiting": ("lmi_requests_waiting{model}", "Requests waiting for a place in the batch"),
-        "num_queued": ("lmi_queue_requests{model,priority}", "Requests in front of the engine"),
-        "num_taken": ("lmi_engine_requests{model,priority}", "Requests that the engine has"),
-        "num_clients": ("lmi_queue_clients{model}", "Clients of whom a request waits or runs"),
-        "num_refused": (
-            "lmi_queue_refusals{model,priority}",
-            "Requests that would have waited, or have waited, too long",
-        ),
-        "wait_error_s": (
-            "lmi_queue_wait_error_seconds{model}",
-            "How far expected waits were off, on average",
-        ),
-        "num_preemptions": ("lmi_preemptions{model}", "Sequences put back to make room"),
-        "queue_time_s": (
-            "lmi_queue_time_seconds{model}",
-            "From the arrival at the engine to the first step",
-        ),
-        "prefill_time_s": (
-            "lmi_prefill_time_seconds{model}",
-            "From a sequence's first step to its first token",
-        ),
-        "decode_time_s": (
-            "lmi_decode_time_seconds{model}",
-            "From a sequence's first token to its last",
-        ),
-        "num_drafts": ("lmi_drafts{model}", "Drafts of answers"),
-        "num_draft_tokens": ("lmi_draft_tokens{model}", "Tokens of drafts"),
-        "num_accepted_tokens": (
-            "lmi_draft_tokens_accepted{model}",
-            "Tokens of drafts that were right",
-        ),
-        "step_length": ("lmi_step_length_tokens{model}", "Tokens of prompts and answers in a step"),
-        "step": ("lmi_engine_steps{model}", "Steps of the engines since they started"),
-    },
-    state.SupervisorRecord: {
-        "num_engine_restarts": ("lmi_engine_restarts{model}", "Engine processes started again"),
-    },
-}
-# These are shown as the largest value instead of the sum.
-WORST = {"loop_lag_s", "wait_error_s"}
-# Gauges of a record that Prometheus gets as counters: they only grow, and begin at 0 with each
-# process.
-COUNTED_ANEW = {"step"}
 
 
 class RecordGroup(NamedTuple):
@@ -165,9 +64,13 @@ class BlockCollector(Collector):
         yield from twins([*families, *self._replica_families()])
 
     def _field_families(self) -> Iterator[Metric]:
-        for kind, rows in SHOWN.items():
-            for name, (metric_with_labels, text) in rows.items():
-                yield self._family(kind, name, metric_with_labels, text)
+        for kind, rows in FIELD_METRICS.items():
+            for row in rows:
+                groups = self._by_model(kind) if row.is_of_model else self._of_server(kind)
+                yield _family(kind, row, groups)
+
+    def _of_server(self, kind: type[Record]) -> list[RecordGroup]:
+        return [RecordGroup([], records_of(kind, self._block))]
 
     def _by_model(self, kind: type[Record]) -> list[RecordGroup]:
         groups = []
@@ -184,8 +87,11 @@ class BlockCollector(Collector):
             return
 
         kind = state.EngineRecord
-        for name, (metric_with_labels, text) in SHOWN[kind].items():
-            yield self._family(kind, name, metric_with_labels, text, by_replica=True)
+        for row in FIELD_METRICS[kind]:
+            groups = self._by_replica(is_gauge=_is_gauge(kind, row))
+            model, *counters = row.labels
+            labels = (model, ENGINE, *counters)
+            yield _family(kind, replace(row, labels=labels), groups)
 
         groups = self._by_replica(is_gauge=True)
         yield from self._engine_families(groups, (*MODEL, ENGINE))
@@ -316,48 +222,34 @@ class BlockCollector(Collector):
                     labels = {"process": f"{kind} {slot}", "model": model}
                     yield Process(labels, record.pid)
 
-    def _family(
-        self,
-        kind: type[Record],
-        name: str,
-        metric_with_labels: str,
-        text: str,
-        *,
-        by_replica: bool = False,
-    ) -> Metric:
-        """Return the samples of a field: of the server, of each model, or of each replica."""
-        field = kind.fields[name]
-        metric, *label_names = re.findall(r"\w+", metric_with_labels)
-        is_gauge = field.is_gauge and name not in COUNTED_ANEW
 
-        if by_replica:
-            groups = self._by_replica(is_gauge=is_gauge)
-            label_names.insert(len(MODEL), ENGINE)
-        elif "model" in label_names:
-            groups = self._by_model(kind)
-        else:
-            groups = [RecordGroup([], records_of(kind, self._block))]
+def _family(kind: type[Record], row: FieldMetric, groups: Iterable[RecordGroup]) -> Metric:
+    """Return the metric of a field, with a sample or several for each group."""
+    field = kind.fields[row.field]
+    family_class: Any = core.CounterMetricFamily
+    if isinstance(field, state.Histogram):
+        family_class = core.HistogramMetricFamily
+    elif _is_gauge(kind, row):
+        family_class = core.GaugeMetricFamily
 
-        family_class: Any = core.CounterMetricFamily
+    family = family_class(row.name, row.help, labels=row.labels)
+    for labels, records in groups:
+        values = [getattr(record, row.field) for record in records]
         if isinstance(field, state.Histogram):
-            family_class = core.HistogramMetricFamily
-        elif is_gauge:
-            family_class = core.GaugeMetricFamily
+            family.add_metric(labels, *summed(values))
+        elif isinstance(field, state.Counters):
+            for counter_name, total in _totals(values).items():
+                family.add_metric([*labels, counter_name], total)
+        elif row.shows_worst:
+            family.add_metric(labels, max(values))
+        else:
+            family.add_metric(labels, sum(values))
 
-        family = family_class(metric, text, labels=label_names)
-        for labels, records in groups:
-            values = [getattr(record, name) for record in records]
-            if isinstance(field, state.Histogram):
-                family.add_metric(labels, *summed(values))
-            elif isinstance(field, state.Counters):
-                for counter_name, total in _totals(values).items():
-                    family.add_metric([*labels, counter_name], total)
-            elif name in WORST:
-                family.add_metric(labels, max(values))
-            else:
-                family.add_metric(labels, sum(values))
+    return cast(Metric, family)
 
-        return cast(Metric, family)
+
+def _is_gauge(kind: type[Record], row: FieldMetric) -> bool:
+    return kind.fields[row.field].is_gauge and not row.is_counter
 
 
 def _totals(views: Iterable[state.CounterView]) -> dict[str, int]:

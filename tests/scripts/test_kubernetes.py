@@ -501,7 +501,7 @@ def test_lmi_reads_what_the_controller_of_the_leaderworkerset_adds() -> None:
 
 
 def test_the_scaled_object_asks_for_metrics_that_lmi_writes_about_the_pods_that_it_scales() -> None:
-    source = (ROOT / "lmi/server/metrics.py").read_text()
+    source = (ROOT / "lmi/server/field_metrics.py").read_text()
     target = OBJECTS[SCALED.spec.scaleTargetRef.kind, SCALED.spec.scaleTargetRef.name]
     assert target["apiVersion"] == SCALED.spec.scaleTargetRef.apiVersion
 
