@@ -82,7 +82,7 @@ def hang(
 
     waited_s = pauses.ran_s(wait.since_s, now)
     if wait.is_for_step and limits.work_counts and work is not None:
-        work.look(wait.since_s, wait.limit_s, now)
+        work.look(wait.since_s, wait.limit_s, now, pauses)
         if work.goes_on(waited_s, wait.limit_s, now, pauses):
             return None
 
@@ -137,7 +137,8 @@ class StepWork:
     A step goes on after its limit while a thread works, until a thread has worked for the limit.
 
     Call `look` in each turn while the engine is busy. `read_times` returns the times of all threads
-    but the one that never steps. The time before the first look at a step counts as worked.
+    but the one that never steps. The time before the first look at a step counts as worked, pauses
+    count for nothing.
     """
 
     def __init__(self, read_times: Callable[[], ThreadTimes]) -> None:
@@ -149,7 +150,7 @@ class StepWork:
         """The processor time of the thread that worked most in the step."""
         return self._step.worked_s
 
-    def look(self, step_s: float, limit_s: float, now: float) -> None:
+    def look(self, step_s: float, limit_s: float, now: float, pauses: Pauses) -> None:
         """Look at the step that began at `step_s`, and read its times if they are old."""
         if step_s != self._step.began_s:
             self._step = _Step(step_s)
@@ -163,11 +164,11 @@ class StepWork:
         if step.first_times is None:
             step.first_times = times
             step.last_work_times = times
-            step.unseen_s = now - step_s
+            step.unseen_s = pauses.ran_s(step_s, now)
             return
 
         step.worked_s = step.unseen_s + _most_worked_s(times, step.first_times)
-        least_s = MIN_CORE_SHARE * (now - step.last_work_s)
+        least_s = MIN_CORE_SHARE * pauses.ran_s(step.last_work_s, now)
         if _most_worked_s(times, step.last_work_times) >= least_s:
             step.last_work_times = times
             step.last_work_s = now

@@ -4,6 +4,7 @@ no processes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,34 +145,48 @@ def test_an_engine_that_was_paused_with_its_supervisor_is_not_hung(record: Engin
     assert "loading" in (hang(record, ENGINE, 1000.0, 6201.0, pauses) or "")
 
 
-def last_look(record: EngineRecord, shares: dict[int, float], *, until_s: float) -> float:
+def last_look(
+    record: EngineRecord,
+    shares: dict[int, float],
+    *,
+    until_s: float = math.inf,
+    paused_at_s: float = math.inf,
+    paused_s: float = 0.0,
+) -> float:
     """When an engine whose threads work with these shares of a core counts as hung, looked at five
-    times a second.
+    times a second, without a pause of `paused_s`.
 
     The step begins at 1000 and its threads work until `until_s`.
     """
+    pauses = paused(1000.0)
     times = {thread: 0.0 for thread in shares}
     work = StepWork(lambda: dict(times))
     record.num_running = 1
     now = 1000.0
-    while hang(record, ENGINE, 0.0, now, NO_PAUSES, work) is None:
-        assert now < 3000.0
+    while hang(record, ENGINE, 0.0, now, pauses, work) is None:
+        assert now < 3000.0 + paused_s
         now += 0.2
+        pauses.note(now)
+        if now > paused_at_s:
+            paused_at_s = math.inf
+            now += paused_s
+            pauses.note(now)
+
         for thread, share in shares.items():
             times[thread] += 0.2 * share if now <= until_s else 0.0
 
-    return now - 1000.0
+    return pauses.ran_s(1000.0, now)
 
 
 @pytest.mark.parametrize(
     ("shares", "until_s", "expected_s"),
     [
-        ({}, 1e9, 60),
-        ({1: 0.0, 2: 0.005}, 1e9, 60),
-        ({1: 1.0}, 1e9, 60),
-        ({1: 1.0, 2: 1.0, 3: 1.0}, 1e9, 60),
-        ({1: 0.5, 2: 0.5, 3: 0.5}, 1e9, 117),
-        ({1: 0.05, 2: 0.0}, 1e9, 600),
+        ({}, math.inf, 60),
+        ({1: 0.0, 2: 0.005}, math.inf, 60),
+        ({1: 1.0}, math.inf, 60),
+        ({1: 1.0, 2: 1.0, 3: 1.0}, math.inf, 60),
+        ({1: 0.5, 2: 0.5, 3: 0.5}, math.inf, 117),
+        ({1: 0.05, 2: 0.0}, math.inf, 600),
         ({1: 0.5}, 1030.0, 90),
         ({1: 0.5}, 1100.0, 160),
     ],
@@ -191,6 +206,14 @@ def test_a_step_may_last_longer_where_the_machine_gives_its_engine_little(
 ) -> None:
     """Up to 60 s of work by one thread, to 60 s without work by any, and to 600 s by the clock."""
     assert last_look(record, shares, until_s=until_s) == pytest.approx(expected_s, abs=4)
+
+
+@pytest.mark.parametrize("paused_at_s", [1001.0, 1030.0], ids=["before a look", "between looks"])
+def test_a_pause_of_the_machine_is_neither_work_nor_time_without_it(
+    record: EngineRecord, paused_at_s: float
+) -> None:
+    lasted_s = last_look(record, {1: 0.05}, paused_at_s=paused_at_s, paused_s=4000.0)
+    assert lasted_s == pytest.approx(600, abs=4)
 
 
 def test_a_late_step_is_told_once(record: EngineRecord) -> None:
