@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Self
 
-from lmi.errors import LmiError
 from lmi.executor import RequestPerfMetrics
 from lmi.pipeline import comes_in_parts
 from lmi.shared.state import FrontEndRecord
@@ -134,7 +133,8 @@ class AnswerStats:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.ended_s = time.monotonic()
-        if isinstance(error, LmiError):
+        # A cancelled task raises no Exception.
+        if isinstance(error, Exception):
             self.outcome = "error"
 
         if not self._is_timed_here and self.first_token_s < math.inf:

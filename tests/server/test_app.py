@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from lmi import __version__
-from lmi.errors import LmiError
+from lmi.errors import GenerationFailed, LmiError
 from lmi.executor import GuideType, RequestPerfMetrics
 from lmi.runtime import ServerRuntime
 from lmi.server.answer_stats import AnswerStats
@@ -798,6 +798,24 @@ def test_tokens_that_an_engine_gives_all_at_once_are_not_timed(lmi: Host) -> Non
             stats.count(Delta([Token(1, "a"), Token(2, "b")], AnswerEnd.LENGTH, times=times))
 
     assert [sum(view.counts) - num for view, num in zip(views, before, strict=True)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (GenerationFailed("full"), "error"),
+        (ZeroDivisionError("a bug"), "error"),
+        (asyncio.CancelledError(), "cancelled"),
+    ],
+)
+def test_an_answer_that_a_bug_ends_counts_as_an_error(
+    lmi: Host, error: BaseException, outcome: str
+) -> None:
+    stats = AnswerStats(lmi.block.frontends[0], 1.0, defaultdict(int), [], "m")
+    with pytest.raises(type(error)), stats:
+        raise error
+
+    assert stats.outcome == outcome
 
 
 def test_tgi_compat_answers_arrays_and_events(tmp_path: Path) -> None:
