@@ -352,6 +352,9 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
                 call.outcome.set_result(None)
             except Exception as error:
                 call.outcome.set_exception(error)
+            except BaseException as error:
+                # A library called sys.exit. It ends neither this thread nor that of the caller.
+                call.outcome.set_exception(RuntimeError(f"the call ended with {error!r}"))
 
         for sequence in arrived:
             if sequence.perf_metrics is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -122,6 +124,43 @@ def test_a_request_that_is_cancelled_is_told_to_be_complete_once() -> None:
         assert [stats.stage for stats in told_stats if stats.id == request_id].count(
             "GENERATION_COMPLETE"
         ) == 1
+
+
+class Calling(EchoExecutor):
+    """Takes calls between two steps, as engines with adapters do."""
+
+    def call(self, function: Callable[[], None]) -> None:
+        self._at_boundary(function)
+
+
+def test_a_call_that_exits_fails_alone_and_nobody_waits_for_ever() -> None:
+    is_held = threading.Event()
+    go_on = threading.Event()
+
+    def hold() -> None:
+        is_held.set()
+        go_on.wait(TIMEOUT_S)
+
+    with (
+        Calling(EngineConfig(handler="echo")) as executor,
+        ThreadPoolExecutor(max_workers=3) as pool,
+    ):
+        # The next two calls come to the same boundary.
+        held = pool.submit(executor.call, hold)
+        assert is_held.wait(TIMEOUT_S)
+        exiting = pool.submit(executor.call, sys.exit)
+        wait_until(lambda: len(executor._calls) == 1, "the call that exits waits")
+        next_call = pool.submit(executor.call, lambda: None)
+        wait_until(lambda: len(executor._calls) == 2, "another call waits")
+        go_on.set()
+
+        held.result(TIMEOUT_S)
+        with pytest.raises(RuntimeError, match=r"the call ended with SystemExit"):
+            exiting.result(TIMEOUT_S)
+
+        next_call.result(TIMEOUT_S)
+        request_id = executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1))
+        assert executor.await_responses(request_id, TIMEOUT_S), "the engine goes on"
 
 
 class Stopping(EchoExecutor):
