@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from io import BytesIO
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 from vllm import envs
@@ -21,6 +21,9 @@ from lmi.errors import InvalidParameter, InvalidRequest, OutOfMemory, cause_line
 from lmi.executor import Request
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+VARIABLE = "VLLM_MAX_IMAGE_PIXELS"
+# Pillow opens no image of more.
+MAX_PILLOW_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 0)
 # The most pixels of an image, unless vLLM's variable says otherwise. Models look at 13 million
 # pixels at most, mostly at one to four million; a photo of a telephone has twelve.
 MAX_IMAGE_PIXELS = 1 << 24
@@ -68,9 +71,7 @@ class ImageReader(Preparation[Any]):
 
         self._turns: ClientTurns[Any] = ClientTurns(NUM_IMAGE_THREADS, "images")
         self._processor = Lock()
-        self._max_pixels = MAX_IMAGE_PIXELS
-        if envs.is_set("VLLM_MAX_IMAGE_PIXELS"):
-            self._max_pixels = envs.VLLM_MAX_IMAGE_PIXELS
+        self._limit = pixel_limit()
 
     def begin(self, sequence: Sequence) -> Future[Any] | None:
         """Read the images of a sequence, once for all sequences of its request, or return None if
@@ -89,7 +90,7 @@ class ImageReader(Preparation[Any]):
         start = self._turns.num_spent
         num_pixels.add_done_callback(partial(self._queue, request, reading, start))
 
-        check = partial(check_images, request.images, self._max_pixels)
+        check = partial(check_images, request.images, self._limit)
         self._turns.submit(request.client_id, check, num_pixels, HEADS_PRICE)
         return reading
 
@@ -160,17 +161,41 @@ def _raise_lack_of_memory(error: Exception) -> None:
         raise OutOfMemory(f"vLLM cannot read its images: {error}") from error
 
 
-def check_images(images: tuple[bytes, ...], max_pixels: int) -> int:
+class PixelLimit(NamedTuple):
+    """The most pixels of an image, and whose limit this is, as errors tell it."""
+
+    max_pixels: int
+    source: str
+
+
+def pixel_limit() -> PixelLimit:
+    """Return the limit of this process: the operator's, or that of this server.
+
+    0 in vLLM's variable means no limit there. Pillow, which reads the files, has one all the same.
+    """
+    if not envs.is_set(VARIABLE):
+        source = f"the server's limit, unless {VARIABLE} is set"
+        return PixelLimit(MAX_IMAGE_PIXELS, source)
+
+    given = envs.VLLM_MAX_IMAGE_PIXELS
+    if 0 < given <= MAX_PILLOW_PIXELS:
+        return PixelLimit(given, f"the server's {VARIABLE}")
+
+    return PixelLimit(MAX_PILLOW_PIXELS, "the limit of Pillow, which reads images")
+
+
+def check_images(images: tuple[bytes, ...], limit: PixelLimit) -> int:
     """Return the number of pixels of all images. Only the heads of their files are read.
 
-    Raises InvalidParameter for a file that is no image, for an image of more than `max_pixels`, and
-    for too many pixels together.
+    Raises InvalidParameter for a file that is no image, for an image with more pixels than the
+    limit, and for too many pixels together.
     """
     num_pixels = 0
-    max_together = MAX_LARGE_IMAGES * max_pixels
-    rule_for_image = f"of at most {max_pixels} pixels (VLLM_MAX_IMAGE_PIXELS)"
+    max_together = MAX_LARGE_IMAGES * limit.max_pixels
+    rule_for_image = f"of at most {limit.max_pixels} pixels ({limit.source})"
     rule_for_all = (
-        f"of at most {max_together} pixels, together with those before it (VLLM_MAX_IMAGE_PIXELS)"
+        f"of at most {max_together} pixels, together with those before it: {MAX_LARGE_IMAGES} "
+        f"times as many as one image ({limit.source})"
     )
     for number, file in enumerate(images):
         try:
@@ -183,7 +208,7 @@ def check_images(images: tuple[bytes, ...], max_pixels: int) -> int:
             raise _unreadable(number, error) from error
 
         num_pixels += width * height
-        if width * height > max_pixels:
+        if width * height > limit.max_pixels:
             raise InvalidParameter(f"images[{number}]", rule_for_image, f"{width}x{height}")
 
         if num_pixels > max_together:

@@ -144,7 +144,8 @@ def test_what_is_no_image_is_refused_by_its_place(seeing: Server) -> None:
         ([RED, RED[:60]], "must be a file of one of PNG, JPEG, GIF, WEBP that can be read"),
         (
             [RED, bomb],
-            "must be of at most 16777216 pixels (VLLM_MAX_IMAGE_PIXELS), given '9000x8000'",
+            "must be of at most 16777216 pixels (the server's limit, unless VLLM_MAX_IMAGE_PIXELS "
+            "is set), given '9000x8000'",
         ),
     ):
         param, message = refusal(seeing.post({"messages": asking(*files)}, CHAT))

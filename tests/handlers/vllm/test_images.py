@@ -189,13 +189,14 @@ def test_only_the_head_of_a_file_is_read_before_its_size_is_known() -> None:
     hide_foreign_builds()
     from handlers.lmi_vllm import image_reader as images
 
+    limit = images.PixelLimit(1 << 24, "the server's VARIABLE")
     large = png((0, 0, 0), 4000, 4000)
-    assert images.check_images((RED, large), 1 << 24) == 64 * 40 + 4000 * 4000
+    assert images.check_images((RED, large), limit) == 64 * 40 + 4000 * 4000
 
     for files, words in (
         (
             (RED, png((0, 0, 0), 5000, 4000)),
-            r"images\[1\] must be of at most 16777216 pixels \(VLLM_MAX",
+            r"images\[1\] must be of at most 16777216 pixels \(the server's VARIABLE\)",
         ),
         (
             (large,) * 4,
@@ -207,7 +208,29 @@ def test_only_the_head_of_a_file_is_read_before_its_size_is_known() -> None:
         ),
     ):
         with pytest.raises(InvalidParameter, match=words):
-            images.check_images(files, 1 << 24)
+            images.check_images(files, limit)
+
+
+@pytest.mark.parametrize(
+    ("given", "max_pixels", "source"),
+    [
+        (None, 1 << 24, "the server's limit, unless VLLM_MAX_IMAGE_PIXELS is set"),
+        ("1000", 1000, "the server's VLLM_MAX_IMAGE_PIXELS"),
+        ("0", 178_956_970, "the limit of Pillow, which reads images"),
+        ("1000000000", 178_956_970, "the limit of Pillow, which reads images"),
+    ],
+)
+def test_a_limit_of_pixels_says_whose_it_is(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, max_pixels: int, source: str
+) -> None:
+    hide_foreign_builds()
+    from handlers.lmi_vllm.image_reader import pixel_limit
+
+    monkeypatch.delenv("VLLM_MAX_IMAGE_PIXELS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", given)
+
+    assert pixel_limit() == (max_pixels, source)
 
 
 def test_the_tokens_of_images_count_against_the_context() -> None:
