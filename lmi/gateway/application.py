@@ -22,6 +22,7 @@ from lmi.gateway.errors import AwsError, model_error, too_large, unavailable
 from lmi.gateway.exchange import AwsExchange
 from lmi.gateway.members import PREFIX
 from lmi.gateway.model_store import ModelStore
+from lmi.gateway.request_prefix import RequestPrefix
 from lmi.gateway.settings import GatewaySettings
 from lmi.gateway.signatures import Signatures, Signed
 from lmi.gateway.stores import Answers, Inputs
@@ -35,6 +36,8 @@ LARGE_BODY_BYTES = 6291456
 MAX_BODY_MEMORY = 1 << 30
 # As much is read of an error, of which a client sees 2048 characters.
 MAX_ERROR_BYTES = 16 << 10
+# In a container.
+CHAT_PATH = "/v1/chat/completions"
 # The headers of a container that its client gets.
 PASSED = ("Custom-Attributes", "Closed-Session-Id", "New-Session-Id")
 # What a stream ends with, if it does not come in time or whole.
@@ -208,9 +211,8 @@ class Gateway:
         """
         values = exchange.values("chat")
         endpoint = self._find(exchange, values)
-        path = "/v1/chat/completions"
         timeout_s = self.settings.stream_timeout_s
-        async with self._call(exchange, endpoint, values, path, timeout_s) as response:
+        async with self._call(exchange, endpoint, values, CHAT_PATH, timeout_s) as response:
             headers = [
                 ("content-length", response.header("content-length")),
                 *headers_for_client(response, exchange.variant),
@@ -285,7 +287,9 @@ class Gateway:
         headers = exchange.headers_for_container(values, adapter)
         await endpoint.container.check_was_ready()
         try:
-            with endpoint.container.lease() as container:
+            identifier = values.get("PrefixAwareId", "")
+            prefix = RequestPrefix(exchange.payload, identifier, is_chat=path == CHAT_PATH)
+            with endpoint.container.lease(prefix) as container:
                 call = container.call("POST", path, headers, exchange.payload, timeout_s)
                 async with call as response:
                     _warn_of_large_head(response)

@@ -21,6 +21,7 @@ from lmi.gateway.container import Container, ContainerFault, OutOfTime, Unreacha
 from lmi.gateway.errors import ACCOUNT, AwsError, cut, invalid, model_error, unavailable
 from lmi.gateway.exchange import VARIANT
 from lmi.gateway.members import ENDPOINT_NAME
+from lmi.gateway.request_prefix import RequestPrefix
 
 # It stands in place of an endpoint's name.
 ANY = ""
@@ -49,9 +50,9 @@ class CalledContainer(Protocol):
     async def status(self) -> tuple[str, str]:
         """Return AWS's EndpointStatus, and why it failed."""
 
-    def lease(self) -> AbstractContextManager[Container]:
-        """Return the container for one call, which is not ended in the block. Raises Unreachable if
-        there is none.
+    def lease(self, prefix: RequestPrefix | None = None) -> AbstractContextManager[Container]:
+        """Return the container for one call, which is not ended in the block. How the request
+        begins may choose among several. Raises Unreachable if there is none.
         """
 
 
@@ -90,7 +91,7 @@ class WatchedContainer(Container):
 
         return "OutOfService" if lost_s >= self.out_of_service_s else "InService", ""
 
-    def lease(self) -> AbstractContextManager[Container]:
+    def lease(self, prefix: RequestPrefix | None = None) -> AbstractContextManager[Container]:
         """Return this container, which nobody here ends."""
         return nullcontext(self)
 

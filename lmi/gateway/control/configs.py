@@ -9,6 +9,7 @@ from lmi.gateway.control.plain_resources import PlainResources
 from lmi.gateway.control.plane import Plane
 from lmi.gateway.control.resources import CONFIG, Deployment, answer_roots, check_name
 from lmi.gateway.control.service_model import Members, invalid
+from lmi.gateway.control.strategy import check_routing
 
 CONFIGS = PlainResources(CONFIG, lambda store: store.configs)
 
@@ -29,6 +30,7 @@ def create(plane: Plane, members: Members, region: str) -> Members:
 
     num_models = 0
     for variant in variants:
+        check_routing(variant)
         if "ModelName" in variant:
             num_models += 1
             plane.store.models.find(variant["ModelName"], region)

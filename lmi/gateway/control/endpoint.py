@@ -28,6 +28,7 @@ from lmi.gateway.control.resources import (
     answer_roots,
 )
 from lmi.gateway.control.store import ResourceTable
+from lmi.gateway.control.strategy import Strategy, strategy_of
 from lmi.gateway.endpoints import AwsEndpoint
 from lmi.gateway.errors import ACCOUNT, AwsError, invalid as invalid_invocation
 
@@ -131,6 +132,7 @@ class EndpointLife(ResourceLife[EndpointResource]):
             f"variant {variant_name} of endpoint {self.name}",
             lambda: self._group(variant_name),
             self.resource.status,
+            self._strategy(variant_name),
         )
         return AwsEndpoint(
             self.name,
@@ -144,12 +146,13 @@ class EndpointLife(ResourceLife[EndpointResource]):
         """Return the endpoint with one of its components. Raises AwsError."""
         self.serving()
         component.group()
+        variant = component.resource.members["VariantName"]
         container = GroupContainer(
             f"component {component.name} of endpoint {self.name}",
             component.group,
             component.resource.status,
+            self._strategy(variant),
         )
-        variant = component.resource.members["VariantName"]
         return AwsEndpoint(self.name, container, self.resource.created_s, variant)
 
     def serving(self) -> Fleet:
@@ -163,6 +166,10 @@ class EndpointLife(ResourceLife[EndpointResource]):
         """Return how many instances of a variant serve."""
         group = self._fleet.groups.get(variant) if self._fleet else None
         return group.num_ready if group else 0
+
+    def _strategy(self, variant: str) -> Strategy:
+        """Return how a variant chooses among its instances, or copies of components in them."""
+        return strategy_of(self.serving().variants.get(variant, {}))
 
     def _group(self, variant: str) -> InstanceGroup:
         """Return the group of a variant, or of another where an update has taken it away."""

@@ -12,8 +12,10 @@ from lmi.gateway.container import Container, ContainerFault, Unreachable
 from lmi.gateway.control.definition import Definitions, Launch
 from lmi.gateway.control.instance import Instance, InstanceFailed
 from lmi.gateway.control.service_model import Members
+from lmi.gateway.control.strategy import LeastOutstanding, Strategy
 from lmi.gateway.errors import AwsError, unavailable
 from lmi.gateway.model_store import LoadFailed
+from lmi.gateway.request_prefix import RequestPrefix
 from lmi.gateway.threads import run_in_thread
 
 # SageMaker's, where a configuration names no other.
@@ -105,13 +107,19 @@ class InstanceGroup:
             self._capacity.take(-self._num_reserved)
             self._num_reserved = 0
 
-    def pick(self) -> Instance:
-        """Return the instance with the fewest requests. Raises Unreachable if none is ready."""
-        ready = self._ready()
+    def pick(self, strategy: Strategy, prefix: RequestPrefix | None) -> Instance:
+        """Return the instance that a strategy chooses for a request that begins so. Raises
+        Unreachable if none is ready.
+        """
+        ready = {}
+        for number, instance in enumerate(self._instances):
+            if instance.is_ready:
+                ready[number] = instance
+
         if not ready:
             raise Unreachable("no container is ready")
 
-        return min(ready, key=lambda instance: instance.num_requests)
+        return strategy.choose(ready, prefix)
 
     async def add_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter in every container, also in later ones. Raises InstanceFailed."""
@@ -180,15 +188,18 @@ class GroupContainer:
     waited meets the instances that are there by then.
     """
 
-    def __init__(self, url: str, find: Callable[[], InstanceGroup], status: str) -> None:
+    def __init__(
+        self, url: str, find: Callable[[], InstanceGroup], status: str, strategy: Strategy
+    ) -> None:
         self.url = url
         self._find = find
         self._status = status
+        self._strategy = strategy
 
     async def check_was_ready(self) -> None:
         """Raise AwsError if no instance is ready."""
         try:
-            self._find().pick()
+            self._find().pick(LeastOutstanding(), None)
         except Unreachable as fault:
             raise unavailable(f"{self.url}: {fault}") from None
 
@@ -196,11 +207,11 @@ class GroupContainer:
         """Return AWS's EndpointStatus, and why it failed."""
         return self._status, ""
 
-    def lease(self) -> AbstractContextManager[Container]:
-        """Lease the container of the instance with the fewest requests. Raises Unreachable if none
+    def lease(self, prefix: RequestPrefix | None = None) -> AbstractContextManager[Container]:
+        """Lease the container of the instance that the strategy chooses. Raises Unreachable if none
         is ready.
         """
-        return self._find().pick().lease()
+        return self._find().pick(self._strategy, prefix).lease()
 
 
 async def _load(container: Container, name: str, folder: Path) -> None:
