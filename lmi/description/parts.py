@@ -8,7 +8,7 @@ server-sent event as an object with the text of its `data`.
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any
 
 from lmi import errors
@@ -34,7 +34,10 @@ TYPES: dict[type | None, str] = {
     float: "number",
     bool: "boolean",
     dict: "object",
+    None: "null",
 }
+# Keywords that hold of values of all types, so of null too.
+OF_ALL_TYPES = {"enum", "const", "allOf", "anyOf", "oneOf", "not", "if", "$ref"}
 STRING: Schema = {"type": "string"}
 # What an answer may mean besides the errors of its route.
 OF_HTTP = {
@@ -61,8 +64,8 @@ OF_INFERENCE: Causes = (
 
 
 def schema_of(form: Form) -> Schema:
-    """Return the schema of a type, `type | None`, a list `[form]`, one of the texts `("a", "b")` or
-    a component.
+    """Return the schema of a type, a union of types, a list `[form]`, one of the texts
+    `("a", "b")` or a component. Raises KeyError for a type that JSON does not have.
     """
     if isinstance(form, dict):
         return form
@@ -71,15 +74,18 @@ def schema_of(form: Form) -> Schema:
         return {"$ref": f"#/components/schemas/{form}"}
 
     if isinstance(form, list):
-        return array(form[0])
+        [items] = form
+        return array(items)
 
     if isinstance(form, tuple):
         return {"enum": list(form)}
 
     if isinstance(form, UnionType):
-        return or_null(form.__args__[0])
+        types = [kind for kind in form.__args__ if kind is not NoneType]
+        schema = either(*types) if len(types) > 1 else schema_of(types[0])
+        return or_null(schema) if NoneType in form.__args__ else schema
 
-    return {"type": TYPES.get(form, "null")}
+    return {"type": TYPES[form]}
 
 
 def array(items: Form) -> Schema:
@@ -92,10 +98,10 @@ def or_null(form: Form) -> Schema:
     if not schema:
         return schema
 
-    if "enum" in schema:
-        return {**schema, "enum": [*schema["enum"], None]}
+    if schema.keys() == {"enum"}:
+        return {"enum": [*schema["enum"], None]}
 
-    if isinstance(schema.get("type"), str):
+    if isinstance(schema.get("type"), str) and schema.keys().isdisjoint(OF_ALL_TYPES):
         return {**schema, "type": [schema["type"], "null"]}
 
     return {"anyOf": [schema, {"type": "null"}]}
