@@ -4,7 +4,7 @@ import re
 
 from handlers.guides.json_schemas.fault import SchemaFault
 from handlers.guides.json_schemas.subschema import Schema
-from handlers.guides.json_schemas.values import CONTROL
+from handlers.guides.json_schemas.values import check_text
 from handlers.guides.rust_regex import rust_regex
 from lmi.errors import shorten
 
@@ -14,8 +14,10 @@ CONTROL_ESCAPE = re.compile(r"\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u0
 
 def pattern_of(pattern: str) -> str:
     """The pattern as llguidance reads it."""
-    if CONTROL.search(pattern) or CONTROL_ESCAPE.search(pattern):
-        raise SchemaFault(f"the control character in {shorten(pattern)}")
+    check_text(pattern)
+    escape = CONTROL_ESCAPE.search(pattern)
+    if escape is not None:
+        raise SchemaFault(f"the escape {escape[0]} of a control character in {shorten(pattern)}")
 
     try:
         return rust_regex(pattern, is_in_json=True)

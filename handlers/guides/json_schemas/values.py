@@ -8,8 +8,8 @@ from lmi.errors import shorten
 
 # A larger integer is rounded.
 MAX_INTEGER = 2**53
-# What a string of an answer never has.
-CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
+# The characters that a string of an answer never has: control characters, and halves of others.
+UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 def values_of(keywords: Schema) -> Schema:
@@ -22,12 +22,12 @@ def values_of(keywords: Schema) -> Schema:
 
 def check_value(value: object) -> None:
     """Check what an answer must be able to write, with all that is in it."""
-    if isinstance(value, str) and CONTROL.search(value):
-        raise SchemaFault(f"the control character in {shorten(value)}")
+    if isinstance(value, str):
+        check_text(value)
 
     # The condition holds of NaN too.
     if isinstance(value, int | float) and not abs(value) <= MAX_INTEGER:
-        raise SchemaFault(f"the number {shorten(value)}, larger than {MAX_INTEGER},")
+        raise SchemaFault(f"the number {shorten(value)}, beyond ±{MAX_INTEGER},")
 
     if isinstance(value, list):
         for entry in value:
@@ -37,6 +37,13 @@ def check_value(value: object) -> None:
         for name, entry in value.items():
             check_value(name)
             check_value(entry)
+
+
+def check_text(text: str) -> None:
+    """Check that an answer may have all characters of a text."""
+    unwritable = UNWRITABLE.search(text)
+    if unwritable is not None:
+        raise SchemaFault(f"the character U+{ord(unwritable[0]):04X} in {shorten(text)}")
 
 
 def names_in(value: object, keyword: str) -> list[str]:
