@@ -15,11 +15,20 @@ def local_url(host: str, port: int, scheme: str = "http") -> str:
 
 
 def argv(
-    port: int, server_host: str, server_port: int, log_level: str, log_format: str
+    port: int,
+    server_host: str,
+    server_port: int,
+    log_level: str,
+    log_format: str,
+    async_queue: str | None,
 ) -> list[str]:
     """Return the words after `lmi` for a gateway on this machine, in front of a server, for any
-    endpoint name.
+    endpoint name. `async_queue`: the folder of accepted asynchronous requests, if they are kept.
     """
     container = local_url(server_host, server_port)
-    log = ["--log-level", log_level, "--log-format", log_format]
-    return ["gateway", "--port", str(port), "--endpoint", container, *log]
+    words = ["gateway", "--port", str(port), "--endpoint", container]
+    words += ["--log-level", log_level, "--log-format", log_format]
+    if async_queue is not None:
+        words += ["--async-queue", async_queue]
+
+    return words

@@ -163,6 +163,10 @@ class ListenersConfig(Settings):
     """host and port in one"""
     gateway_port: int | None = option(None, GATEWAY, key="with_gateway")
     """port on loopback for AWS's SageMaker API in front of the server; without PORT: 8081"""
+    async_queue: str | None = option(None, ABSOLUTE_PATH, is_for_operator=True, is_path=True)
+    """folder where the gateway of with_gateway keeps accepted asynchronous requests until each has
+    its answer, so that the next server goes on with them; nothing: they end with this gateway
+    """
     ssl_certfile: str | None = option(None, ABSOLUTE_PATH, is_path=True)
     """file with this server's certificate and those that signed it, in PEM; the port speaks HTTPS
     then; SIGHUP reads it again

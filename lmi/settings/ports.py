@@ -16,6 +16,7 @@ from lmi.settings.values import Values
 
 RANGE = "safe_port_range"
 GATEWAY = "with_gateway"
+ASYNC_QUEUE = "async_queue"
 LEADER_PORT = "option.master_port"
 
 
@@ -25,6 +26,9 @@ def check_listeners(resolution: Resolution) -> None:
     """
     values = resolution.values
     gateway_port = values.final(GATEWAY)
+    if values.final(ASYNC_QUEUE) and not gateway_port:
+        values.note(f"{ASYNC_QUEUE}: has no effect without {GATEWAY}")
+
     if gateway_port and values.final("ssl_certfile"):
         values.refuse(
             GATEWAY,

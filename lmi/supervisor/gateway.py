@@ -26,7 +26,8 @@ def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
 
     key = secrets.token_urlsafe(32)
     write_whole(runtime.gateway_key(), digest(key).encode())
-    words = argv(gateway_port, config.host, port, config.log_level, config.log_format)
+    log = (config.log_level, config.log_format)
+    words = argv(gateway_port, config.host, port, *log, config.async_queue)
     variables = (user.environ if user else {}) | {"LMI_API_KEY": key}
 
     def fatal(code: int, reason: str) -> StartError | None:

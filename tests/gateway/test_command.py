@@ -183,9 +183,13 @@ def test_a_port_that_is_taken_is_exit_code_3() -> None:
 
 
 def test_a_server_starts_a_gateway_with_words_that_it_understands() -> None:
-    words = argv(8081, "0.0.0.0", 8080, "WARNING", "json")
+    log = {"log_level": "WARNING", "log_format": "json"}
+    words = argv(8081, "0.0.0.0", 8080, *log.values(), None)
     assert words[0] == "gateway"
-    assert given(*words[1:]) == GatewaySettings(log_level="WARNING", log_format="json")
+    assert given(*words[1:]) == GatewaySettings(**log)
+
+    words = argv(8081, "0.0.0.0", 8080, *log.values(), "/var/lib/queue")
+    assert given(*words[1:]) == GatewaySettings(**log, async_queue=Path("/var/lib/queue"))
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "batch_strategy": "SINGLE_RECORD",
         "option.sessions_path": "/mnt/sessions",
         "option.api_key_file": "/mnt/keys",
+        "async_queue": "/var/lib/queue",
         "ssl_certfile": "/mnt/tls.crt",
         "ssl_keyfile": "/mnt/tls.key",
         "option.user": "1000:1000",

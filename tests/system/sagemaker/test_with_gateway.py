@@ -93,6 +93,32 @@ def test_a_gateway_whose_port_is_taken_ends_the_start_with_the_port(tmp_path: Pa
             assert str(taken_port) in second.last_words()["message"]
 
 
+def test_a_killed_server_answers_later_what_its_gateway_had_accepted(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", **{"option.echo_prompt_s": 600})
+    port = free_port()
+    environ = {
+        "SERVING_WITH_GATEWAY": str(port),
+        "SERVING_ASYNC_QUEUE": str(tmp_path / "queue"),
+        "SERVING_LOG_FORMAT": "json",
+        # The gateway leaves its answers there.
+        "TMPDIR": str(tmp_path),
+    }
+    with launch(tmp_path / "model", environ) as server:
+        server.wait_ready()
+        wait_until(lambda: b'"gateway":' in server.log.read_bytes(), "the gateway is ready")
+        accepted = client(port).invoke_endpoint_async(EndpointName="any-name", Body=BODY)
+        os.kill(server.pid("lmi-gateway"), signal.SIGKILL)
+        server.signal(signal.SIGKILL)
+        wait_until(lambda: not server.pids(), "no process is left")
+
+    write_model(tmp_path / "model")
+    output = Path(accepted["OutputLocation"].removeprefix("file://"))
+    with launch(tmp_path / "model", environ):
+        wait_until(output.exists, "the next server has answered it")
+
+    assert json.loads(output.read_bytes())["generated_text"]
+
+
 @pytest.mark.parametrize(
     ("given", "port"),
     [({}, None), ({"with_gateway": "true"}, 8081), ({"with_gateway": "9000"}, 9000)],
