@@ -26,9 +26,9 @@ from lmi.adapters.registry import (
 )
 from lmi.apis.base.readers import Reader, boolean, json_schema_of, read_object, refused, text
 from lmi.apis.openai.api import OPENAI_CHAT
-from lmi.description.parts import (
+from lmi.description.operations import ApiDescription
+from lmi.description.schemas import (
     STRING,
-    ApiDescription,
     Schema,
     answer_object,
     content,
@@ -339,7 +339,12 @@ SCHEMAS = {
 
 def description(config: Config) -> ApiDescription:
     about = "LoRA adapters of the model, changed while the server runs."
-    api = ApiDescription("adapters", about, config.model, SCHEMAS)
+    api = ApiDescription(
+        name="adapters",
+        about=about,
+        model=config.model,
+        schemas=SCHEMAS,
+    )
 
     def change(
         method: str, path: str, summary: str, settings: dict[str, Schema] | None = None
@@ -365,7 +370,7 @@ def description(config: Config) -> ApiDescription:
 
     if not config.is_user_code:
         openai = dataclasses.replace(api, error=content("OpenAIError"), rules=[OPENAI_CHAT.errors])
-        ok = {TEXT: {"schema": STRING}}
+        answer = {TEXT: {"schema": STRING}}
         name = {"lora_name": NEW["name"]}
         new = request_object(
             name | {"lora_path": SRC},
@@ -376,7 +381,7 @@ def description(config: Config) -> ApiDescription:
             "post",
             "/v1/load_lora_adapter",
             "Register an adapter by lora_name",
-            ok,
+            answer,
             CHANGING,
             body=content(new),
         )
@@ -384,7 +389,7 @@ def description(config: Config) -> ApiDescription:
             "post",
             "/v1/unload_lora_adapter",
             "Unregister an adapter by lora_name",
-            ok,
+            answer,
             CHANGING,
             body=content(old),
         )

@@ -23,9 +23,10 @@ from lmi.apis.responses import description as responses
 from lmi.apis.table import BY_ROUTE
 from lmi.apis.tgi import description as tgi
 from lmi.apis.triton import description as triton
-from lmi.description import parts
-from lmi.description.parts import (
-    ApiDescription,
+from lmi.description.operations import ApiDescription, Operation
+from lmi.description.schemas import (
+    STRING,
+    Content,
     Form,
     Schema,
     answer_object,
@@ -33,6 +34,7 @@ from lmi.description.parts import (
     content,
     either,
     or_null,
+    parameter,
     request_object,
     table_schemas,
 )
@@ -75,9 +77,9 @@ def document(config: Config) -> dict[str, Any]:
     }
 
 
-def _paths(apis: list[ApiDescription]) -> dict[str, dict[str, parts.Operation]]:
+def _paths(apis: list[ApiDescription]) -> dict[str, dict[str, Operation]]:
     """Return the operations of all APIs, by path and method, with an id for each."""
-    paths: dict[str, dict[str, parts.Operation]] = {}
+    paths: dict[str, dict[str, Operation]] = {}
     for api in apis:
         for path, methods in api.paths.items():
             paths.setdefault(path, {}).update(methods)
@@ -89,7 +91,7 @@ def _paths(apis: list[ApiDescription]) -> dict[str, dict[str, parts.Operation]]:
     return paths
 
 
-def _share_failures(paths: dict[str, dict[str, parts.Operation]]) -> dict[str, Any]:
+def _share_failures(paths: dict[str, dict[str, Operation]]) -> dict[str, Any]:
     """Replace repeated error responses by references. Returns the shared responses."""
     shared: dict[str, Any] = {}
     for methods in paths.values():
@@ -133,7 +135,10 @@ def server(config: Config) -> ApiDescription:
     this document.
     """
     api = ApiDescription(
-        "server", "How the server is, and what it can be asked.", config.model, SCHEMAS
+        name="server",
+        about="How the server is, and what it can be asked.",
+        model=config.model,
+        schemas=SCHEMAS,
     )
     for method, path in (
         ("get", "/ping"),
@@ -163,15 +168,15 @@ def server(config: Config) -> ApiDescription:
         content(info),
     )
 
-    page = {"text/html; charset=utf-8": {"schema": parts.STRING}}
-    api.add("get", "/metrics", "Metrics for Prometheus", {MEDIA_TYPE: {"schema": parts.STRING}})
+    page = {"text/html; charset=utf-8": {"schema": STRING}}
+    api.add("get", "/metrics", "Metrics for Prometheus", {MEDIA_TYPE: {"schema": STRING}})
     api.add("get", "/openapi.json", "This description", content(dict))
     api.add("get", "/", "The playground for a browser, links for others", page | content(dict))
     api.add("get", "/playground", "A page to chat with the model", page)
     api.add("get", "/docs", "This description, to read and to try", page)
-    files: parts.Content = {}
+    files: Content = {}
     for media_type in TYPES.values():
-        files[f"{media_type}; charset=utf-8"] = {"schema": parts.STRING}
+        files[f"{media_type}; charset=utf-8"] = {"schema": STRING}
 
     api.add("get", "/pages/{name}", "A file of the pages", files)
     api.add(
@@ -228,7 +233,7 @@ OF_HEADERS: tuple[tuple[str, Form, str], ...] = (
     (TIMEOUT, DURATION, "the seconds that the client waits, after which the request ends with 504"),
     (TIMEOUT_MS, DURATION, "the same in milliseconds, as Envoy sends it; the shorter one counts"),
 )
-HEADERS = [parts.parameter("header", name, form, meaning) for name, form, meaning in OF_HEADERS]
+HEADERS = [parameter("header", name, form, meaning) for name, form, meaning in OF_HEADERS]
 SESSIONS = {
     "SessionRequest": request_object(
         {"requestType": (NEW_SESSION, CLOSE)},
@@ -299,23 +304,23 @@ def invocations(config: Config) -> ApiDescription:
         "EventOfRoute": either("LineOfRoute", *EVENTS),
         "ErrorOfRoute": either(*error_schemas),
     }
-    ok = content("AnswerOfRoute")
-    ok |= content("LineOfRoute", JSONLINES)
-    ok |= content("EventOfRoute", SSE, end="[DONE]")
+    answer = content("AnswerOfRoute")
+    answer |= content("LineOfRoute", JSONLINES)
+    answer |= content("EventOfRoute", SSE, end="[DONE]")
     if config.user_code is not None:
         # A formatter of user code answers what it likes.
-        ok |= {"*/*": {}}
+        answer |= {"*/*": {}}
 
     api = ApiDescription(
-        "LMI",
-        ABOUT,
-        config.model,
-        schemas | SESSIONS | of_route,
-        content("ErrorOfRoute", JSON, JSONLINES, SSE),
+        name="LMI",
+        about=ABOUT,
+        model=config.model,
+        schemas=schemas | SESSIONS | of_route,
+        error=content("ErrorOfRoute", JSON, JSONLINES, SSE),
         rules=[error_rules, *(route.errors for route in BY_ROUTE.values())],
     )
     for path in PATHS:
-        api.infer(path, "Continue a prompt", ok, body, HEADERS)
+        api.add_inference(path, "Continue a prompt", answer, body, HEADERS)
 
     return api
 
@@ -324,9 +329,15 @@ def _user_code(config: Config) -> ApiDescription:
     """Describe user code as the model. It decides what it takes and what it answers."""
     about = "SageMaker's paths, answered by the model's own code."
     anything = {"*/*": Schema()}
-    api = ApiDescription("LMI", about, config.model, {"Error": THREE_KEYS}, rules=[LMI.errors])
+    api = ApiDescription(
+        name="LMI",
+        about=about,
+        model=config.model,
+        schemas={"Error": THREE_KEYS},
+        rules=[LMI.errors],
+    )
     for path in PATHS:
-        operation = api.infer(path, "Ask the model's code", anything, anything)
+        operation = api.add_inference(path, "Ask the model's code", anything, anything)
         operation["responses"]["default"] = {
             "description": "what the model's code answers",
             "content": anything,

@@ -1,7 +1,8 @@
 """`/models` in /openapi.json."""
 
 from lmi import errors
-from lmi.description.parts import ApiDescription, Form, answer_object, content, request_object
+from lmi.description.operations import ApiDescription
+from lmi.description.schemas import Form, answer_object, content, request_object
 from lmi.errors import InvalidRequest
 from lmi.models.pages import PAGE
 from lmi.settings.config import Config
@@ -70,7 +71,13 @@ def description(config: Config) -> ApiDescription:
     is_several = config.server.multi_model
     unused = ("Workflow",) if is_several else ("NewModel", "ModelStatus")
     schemas = {name: schema for name, schema in SCHEMAS.items() if name not in unused}
-    api = ApiDescription("models", ABOUT, config.model, schemas, content("ModelError"))
+    api = ApiDescription(
+        name="models",
+        about=ABOUT,
+        model=config.model,
+        schemas=schemas,
+        error=content("ModelError"),
+    )
     member_form: Form = "Model" if is_several else ["Workflow"]
     api.add(
         "get",

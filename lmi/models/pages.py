@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from lmi.description.parts import parameter
+from lmi.description.schemas import parameter
 from lmi.errors import InvalidParameter
 
 # The longest page.

@@ -4,12 +4,11 @@ from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.anthropic.formatter import STOP_REASONS
 from lmi.apis.anthropic.schema import BLOCKS, MESSAGES
 from lmi.apis.base.media_types import SSE
-from lmi.description.parts import (
+from lmi.description.operations import ApiDescription, about_defaults
+from lmi.description.schemas import (
     WAITING,
-    ApiDescription,
     Form,
     Schema,
-    about_defaults,
     answer_object,
     array,
     content,
@@ -127,11 +126,16 @@ def describe(config: Config) -> ApiDescription:
     about = "Anthropic's API, with which coding agents work." + about_defaults(config.model)
     rules = [ANTHROPIC.errors]
     api = ApiDescription(
-        "Anthropic", about, config.model, SCHEMAS, content("AnthropicError"), rules
+        name="Anthropic",
+        about=about,
+        model=config.model,
+        schemas=SCHEMAS,
+        error=content("AnthropicError"),
+        rules=rules,
     )
-    ok = content("AnthropicMessage") | content(either("AnthropicEvent", "AnthropicError"), SSE)
-    api.infer("/v1/messages", "Answer a conversation", ok, "AnthropicRequest")
+    answer = content("AnthropicMessage") | content(either("AnthropicEvent", "AnthropicError"), SSE)
+    api.add_inference("/v1/messages", "Answer a conversation", answer, "AnthropicRequest")
     count = content(answer_object({"input_tokens": int}))
     path = "/v1/messages/count_tokens"
-    api.infer(path, "Count the tokens of a conversation", count, "AnthropicCount")
+    api.add_inference(path, "Count the tokens of a conversation", count, "AnthropicCount")
     return api

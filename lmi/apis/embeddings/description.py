@@ -3,14 +3,8 @@
 from lmi.apis.embeddings.api import EMBEDDINGS
 from lmi.apis.embeddings.schema import PARAMETERS
 from lmi.apis.openai.description import PROMPT
-from lmi.description.parts import (
-    ApiDescription,
-    answer_object,
-    content,
-    either,
-    request_object,
-    table_schemas,
-)
+from lmi.description.operations import ApiDescription
+from lmi.description.schemas import answer_object, content, either, request_object, table_schemas
 from lmi.settings.config import Config
 
 EXAMPLE = {"input": "What is the capital of France?"}
@@ -41,6 +35,13 @@ def describe(config: Config) -> ApiDescription:
     """Describe the route of OpenAI's embeddings."""
     about = "OpenAI's embeddings, of an embedding model."
     rules = [EMBEDDINGS.errors]
-    api = ApiDescription("Embeddings", about, config.model, SCHEMAS, content("OpenAIError"), rules)
-    api.infer("/v1/embeddings", "Embed texts", "Embeddings", "EmbeddingsRequest")
+    api = ApiDescription(
+        name="Embeddings",
+        about=about,
+        model=config.model,
+        schemas=SCHEMAS,
+        error=content("OpenAIError"),
+        rules=rules,
+    )
+    api.add_inference("/v1/embeddings", "Embed texts", "Embeddings", "EmbeddingsRequest")
     return api

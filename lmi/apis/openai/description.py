@@ -8,12 +8,11 @@ from lmi.apis.base.readers import adapter, json_schema_of
 from lmi.apis.openai import chat_schema, schema
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.apis.openai.chat_messages import OTHER_ROLE, ROLES
-from lmi.description.parts import (
+from lmi.description.operations import ApiDescription, about_defaults
+from lmi.description.schemas import (
     WAITING,
-    ApiDescription,
     Form,
     Schema,
-    about_defaults,
     answer_object,
     array,
     content,
@@ -254,13 +253,20 @@ def describe(config: Config) -> ApiDescription:
     """Describe the API and its routes."""
     about = "OpenAI's API. A stream ends with `[DONE]`." + about_defaults(config.model)
     rules = [OPENAI_CHAT.errors]
-    api = ApiDescription("OpenAI", about, config.model, SCHEMAS, content("OpenAIError"), rules)
+    api = ApiDescription(
+        name="OpenAI",
+        about=about,
+        model=config.model,
+        schemas=SCHEMAS,
+        error=content("OpenAIError"),
+        rules=rules,
+    )
     for path, summary, kind in (
         ("/v1/chat/completions", "Answer a conversation", "OpenAIChat"),
         ("/v1/completions", "Continue one or more prompts", "OpenAIText"),
     ):
         chunks = content(either(f"{kind}Chunk", "OpenAIError"), SSE, end="[DONE]")
-        api.infer(path, summary, content(kind) | chunks, f"{kind}Request")
+        api.add_inference(path, summary, content(kind) | chunks, f"{kind}Request")
 
     _add_tokens(api)
     _add_models(api)

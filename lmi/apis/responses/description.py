@@ -5,12 +5,11 @@ from lmi.apis.openai.description import CACHED_TOKENS
 from lmi.apis.responses import schema
 from lmi.apis.responses.api import RESPONSES
 from lmi.apis.responses.state import DEFAULT_SETTINGS
-from lmi.description.parts import (
+from lmi.description.operations import ApiDescription, about_defaults
+from lmi.description.schemas import (
     WAITING,
-    ApiDescription,
     Form,
     Schema,
-    about_defaults,
     answer_object,
     array,
     content,
@@ -127,15 +126,22 @@ def describe(config: Config) -> ApiDescription:
     about = "OpenAI's Responses, with which coding agents work. Nothing is kept."
     about += about_defaults(config.model)
     rules = [RESPONSES.errors]
-    api = ApiDescription("Responses", about, config.model, SCHEMAS, content("OpenAIError"), rules)
+    api = ApiDescription(
+        name="Responses",
+        about=about,
+        model=config.model,
+        schemas=SCHEMAS,
+        error=content("OpenAIError"),
+        rules=rules,
+    )
 
     request = "ResponseRequest"
     response = content("Response") | content("ResponseEvent", SSE)
-    api.infer("/v1/responses", "Answer a conversation", response, request)
+    api.add_inference("/v1/responses", "Answer a conversation", response, request)
 
     count = content(
         answer_object({"object": {"const": "response.input_tokens"}, "input_tokens": int})
     )
     path = "/v1/responses/input_tokens"
-    api.infer(path, "Count the tokens of a conversation", count, request)
+    api.add_inference(path, "Count the tokens of a conversation", count, request)
     return api

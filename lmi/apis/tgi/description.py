@@ -3,9 +3,9 @@
 from lmi.apis.base.media_types import SSE
 from lmi.apis.tgi.api import TGI
 from lmi.apis.tgi.schema import PARAMETERS
-from lmi.description.parts import (
+from lmi.description.operations import ApiDescription
+from lmi.description.schemas import (
     NOTHING,
-    ApiDescription,
     Form,
     answer_object,
     content,
@@ -82,15 +82,22 @@ def describe(config: Config) -> ApiDescription:
     """Describe TGI's routes."""
     about = "Text Generation Inference 3.3."
     rules = [TGI.errors]
-    api = ApiDescription("TGI", about, config.model, SCHEMAS, content("TgiError"), rules)
+    api = ApiDescription(
+        name="TGI",
+        about=about,
+        model=config.model,
+        schemas=SCHEMAS,
+        error=content("TgiError"),
+        rules=rules,
+    )
 
     events = content(either("TgiEvent", "TgiError"), SSE)
     request = "TgiRequest"
     list_or_events = content(["TgiAnswer"]) | events
     summary = "Continue a prompt, in a list or a stream"
-    api.infer("/", summary, list_or_events, "TgiEitherRequest")
-    api.infer("/generate", "Continue a prompt", "TgiAnswer", request)
-    api.infer("/generate_stream", "Continue a prompt, token by token", events, request)
+    api.add_inference("/", summary, list_or_events, "TgiEitherRequest")
+    api.add_inference("/generate", "Continue a prompt", "TgiAnswer", request)
+    api.add_inference("/generate_stream", "Continue a prompt, token by token", events, request)
 
     api.add("get", "/info", "What is served, and its limits", "TgiInfo")
     api.add("get", "/health", "Whether requests are served", NOTHING)

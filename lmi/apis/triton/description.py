@@ -4,9 +4,9 @@ from lmi.apis.base.readers import json_schema_of
 from lmi.apis.triton.api import MODELS, OUTPUTS, TRITON, TritonStream
 from lmi.apis.triton.inputs import INPUTS, PACKED
 from lmi.apis.triton.schema import MAX_ID_BYTES
-from lmi.description.parts import (
+from lmi.description.operations import ApiDescription
+from lmi.description.schemas import (
     NOTHING,
-    ApiDescription,
     Form,
     Schema,
     answer_object,
@@ -115,14 +115,19 @@ def describe(config: Config) -> ApiDescription:
     """Describe the routes of the server, and for each path of a model those of the model."""
     about = "Triton's generate extension on KServe v2. The end of the body is the end of a stream."
     api = ApiDescription(
-        "Triton", about, config.model, SCHEMAS, content("TritonError"), [TRITON.errors]
+        name="Triton",
+        about=about,
+        model=config.model,
+        schemas=SCHEMAS,
+        error=content("TritonError"),
+        rules=[TRITON.errors],
     )
     events = content("TritonEvent", TritonStream.media_type)
     request = "TritonRequest"
     for model in MODELS:
-        api.infer(f"{model}/generate", "Continue a prompt", "TritonAnswer", request)
+        api.add_inference(f"{model}/generate", "Continue a prompt", "TritonAnswer", request)
         piecewise = "Continue a prompt, piece by piece"
-        api.infer(f"{model}/generate_stream", piecewise, events, request)
+        api.add_inference(f"{model}/generate_stream", piecewise, events, request)
         api.add("get", model, "What the model takes and gives", "TritonModel")
         api.add("get", f"{model}/ready", "Whether the model is ready", NOTHING)
         api.add("get", f"{model}/stats", "How many requests came to which end", "TritonStats")

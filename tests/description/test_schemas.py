@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from lmi.description.parts import Form, or_null, schema_of
+from lmi.description.schemas import Form, or_null, schema_of
 
 VALUES = (None, True, 3, 0.5, "a", "b", {}, {"a": 1}, [], [3], ["a"])
 
