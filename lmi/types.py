@@ -45,13 +45,13 @@ class AnswerFormat:
     errors can use it.
 
     An API with more to say has a subclass in its schema. Fields that depend on the parameters are
-    set when those are checked. With `details` the answer holds more than its text. `field_names`
-    maps fields of the engines' contract to this request's names for them, in addition to the API's
-    names.
+    set when those are checked.
     """
 
     output_format: OutputFormat = OutputFormat.JSON
+    # Whether the answer holds more than its text.
     details: bool = False
+    # This request's names for fields of the engines' contract, in addition to those of the API.
     field_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -70,30 +70,26 @@ Format = TypeVar("Format", bound=AnswerFormat)
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A file in the content of a message, whose part of type `kind` stands at `place` in the
-    request.
-    """
+    """A file in the content of a message."""
 
     data: bytes
+    # Where its part stands in the request, as errors name it, and the type of that part.
     place: str
     kind: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation for the model's chat template. `variables` are further names for it
-    (`enable_thinking` …).
+    """A conversation for the model's chat template, in the words of transformers."""
 
-    The content of a message is a text, or a list of texts and Images in their order.
-
-    With `add_generation_prompt` the prompt ends where the model's next answer begins, with
-    `continue_final_message` where the content of the last message ends, as in transformers.
-    """
-
+    # The content of each is a text, or a list of texts and Images in their order.
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
+    # Further names for the template (`enable_thinking` …).
     variables: Mapping[str, Any] = field(default_factory=dict)
+    # Whether the prompt ends where the model's next answer begins.
     add_generation_prompt: bool = True
+    # Whether the prompt ends where the content of the last message does.
     continue_final_message: bool = False
 
     @property
@@ -126,94 +122,95 @@ class Chat:
 class Origin(msgspec.Struct, frozen=True, array_like=True):
     """Where a request comes from, for the queue in front of the engine. Times are those of
     time.monotonic().
-
-    Requests with the same `client` share its part of the engine. One that `is_further` belongs to a
-    body of which another request was let in, so it waits for as long as its deadline lets it. From
-    `arrived_s` its client waits. From `received_s`, when the server had all of it, counts what it
-    waits for a place, in all queues together.
     """
 
+    # Requests of one client share its part of the engine.
     client: str = ""
+    # Since when its client waits.
     arrived_s: float | None = None
     deadline_s: float = math.inf
+    # Whether it belongs to a body of which another request was let in. Then it waits for as long as
+    # its deadline lets it.
     is_further: bool = False
+    # When the server had all of it. From then on counts what it waits for a place, in all queues
+    # together.
     received_s: float | None = None
 
 
 class WaitStatus(msgspec.Struct, frozen=True, array_like=True):
-    """How far an answer is that has no token yet.
-
-    `num_computed_tokens` of the prompt are computed, those that were cached among them; both are
-    None where the engine does not know. `queue_position` is 1 for the request that starts next, and
-    0 for one that runs. `wait_s` is the time until its first token as the engine's queue expects
-    it, None while no speed is known.
-    """
+    """How far an answer is that has no token yet."""
 
     num_prompt_tokens: int = 0
+    # How many tokens of the prompt are computed, and how many of those were cached. None where the
+    # engine does not know.
     num_computed_tokens: int | None = None
     num_cached_tokens: int | None = None
-    # None if nobody has said it.
+    # 1 for the request that starts next, 0 for one that runs. None if nobody has said it.
     queue_position: int | None = None
+    # The time until its first token, as the engine's queue expects it. None without a known speed.
     wait_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A checked request: what to generate and how, in one vocabulary for every API.
+    """A checked request: what to generate and how, in one vocabulary for every API."""
 
-    The prompt is `prompt`, unless `prompt_token_ids` or `chat` is given. `sampling` holds only
-    values with an effect ("off" values are None), and its `num_return_sequences` is the number of
-    sequences in the answer. With `max_new_tokens` None the answer may fill the context. With
-    `needs_full_room` a request is refused whose `max_new_tokens` have no room there, else its
-    answer is shorter. `stop_token_ids` end the answer like a stop string. `needs_log_probs` asks
-    for those of the generated tokens, which cost the engine time; with `num_top_log_probs` None
-    there are no others. `is_streaming` asks for the answer piece by piece. With `truncate` a prompt
-    has at most so many tokens: the end at its `truncation_side`, left or right, is cut off.
-    `token_biases` holds pairs of a token id and the bias that is added to its logit. All requests
-    of a `session` go to one engine. Prompts with different values of `cache_salt` share nothing in
-    an engine's cache, so no user can find out by its time what another one asked. Without one they
-    share whole blocks. Requests with one `prompt_cache_key` go to one engine where loads allow it,
-    since their prompts are alike. With `pooling` the answer is the embedding of the prompt, and no
-    text.
-
-    `defaulted` names the fields of `sampling` that the model's defaults have filled: an engine that
-    lacks one does without.
-    """
-
+    # The prompt is this text, unless ids or a chat are given.
     prompt: str = ""
     prompt_token_ids: tuple[int, ...] | None = None
     chat: Chat | None = None
-    max_new_tokens: int | None
-    needs_full_room: bool = False
-    sampling: SamplingConfig
-    is_streaming: bool = False
-    stop_sequences: tuple[str, ...] = ()
-    bad_sequences: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    # With None they are added to a prompt, and not to a chat, whose template writes them.
+    add_special_tokens: bool | None = None
+    # The most tokens of the prompt. What is over at the side, left or right, is cut off.
     truncate: int | None = None
     truncation_side: str = "left"
+
+    # Only values with an effect: "off" values are None.
+    sampling: SamplingConfig
+    # The fields of `sampling` that the model's defaults have filled. An engine that lacks one does
+    # without.
+    defaulted: frozenset[str] = frozenset()
+    guided_decoding: GuidedDecodingParams | None = None
+    # Pairs of a token id and what is added to its logit.
+    token_biases: tuple[tuple[int, float], ...] = ()
+    bad_sequences: tuple[str, ...] = ()
+    logits_post_processor_name: str | None = None
+
+    # With None the answer may fill the context.
+    max_new_tokens: int | None
+    # Whether the request is refused where these have no room there. Else its answer is shorter.
+    needs_full_room: bool = False
+    stop_sequences: tuple[str, ...] = ()
+    # They end the answer like a stop string.
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    # Whether the answer is wanted piece by piece.
+    is_streaming: bool = False
+    return_full_text: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    return_full_text: bool = False
-    # With None they are added to a prompt, and not to a chat, whose template writes them.
-    add_special_tokens: bool | None = None
-    num_top_log_probs: int | None = None
-    num_prompt_log_probs: int | None = None
+    # Whether the log-probs of the generated tokens are wanted, which cost the engine time.
     needs_log_probs: bool = False
-    guided_decoding: GuidedDecodingParams | None = None
-    token_biases: tuple[tuple[int, float], ...] = ()
+    # How many of the best tokens are told with each token of the answer.
+    num_top_log_probs: int | None = None
+    # The same of the prompt, whose tokens the answer shows unless it is None.
+    num_prompt_log_probs: int | None = None
+    # With it the answer is the embedding of the prompt, and no text.
+    pooling: PoolingParams | None = None
+
     adapter: str | None = None
+    # All requests of a session go to one engine.
     session: str | None = None
+    # Prompts with different salts share nothing in an engine's cache, so no user can find out by
+    # its time what another one asked. Without one they share whole blocks.
     cache_salt: str | None = None
+    # Requests with one key go to one engine where loads allow it, since their prompts are alike.
     prompt_cache_key: str | None = None
-    logits_post_processor_name: str | None = None
     # The numbers are the contract's: 1 is the most urgent.
     priority: float = DEFAULT_PRIORITY
     origin: Origin = Origin()
-    pooling: PoolingParams | None = None
-    defaulted: frozenset[str] = frozenset()
 
     @property
     def images(self) -> list[Image]:
@@ -278,21 +275,21 @@ class GenerationRequest:
 
 
 class Token(msgspec.Struct, gc=False):
-    """One token of prompt or answer.
-
-    `text` is the text that this token completes. It is "" while part of a character or a possible
-    stop string is held back, so the texts of an answer's tokens concatenate to the whole text.
-    `raw_text` is the text before the search for stop strings, None without a search. `log_prob` is
-    None where it is unknown (first prompt token). In lists of log-probs a token without text has a
-    `name`: one that has ended the answer, or a special one that is not shown.
-    """
+    """One token of prompt or answer."""
 
     id: int
+    # The text that this token completes. It is "" while part of a character or a possible stop
+    # string is held back, so the texts of an answer's tokens concatenate to the whole text.
     text: str
+    # None where it is unknown, as of the first token of a prompt.
     log_prob: float | None = None
     is_special: bool = False
+    # The best tokens at its place.
     top: "list[Token] | None" = None
+    # The text before the search for stop strings, None without a search.
     raw_text: str | None = None
+    # What lists of log-probs call a token without text: one that has ended the answer, or a special
+    # one that is not shown.
     name: str = ""
 
     @property
@@ -307,20 +304,22 @@ class Token(msgspec.Struct, gc=False):
 
 
 class Delta(msgspec.Struct, gc=False):
-    """The new tokens of one sequence from one engine Result. The last Delta of a sequence has a
-    `finish_reason`.
+    """The new tokens of one sequence from one engine Result.
 
-    `index` numbers the sequences of all requests that are answered together: those of the first
-    request, then those of the second. The first Delta of a request's first sequence, which may come
-    after those of others, has `num_prompt_tokens`, `num_cached_tokens` (those of them that the
-    engine did not compute again) and, if the request asks for it, `prefill` (the prompt's tokens).
-    Every Delta has the `prompt_token_ids` and `prompt`, the text that the answer continues: as
-    given, as rendered from a chat, or, if `return_full_text` asks for it, as decoded from ids.
-    `stop_reason` is the stop string or the id of the stop token that ended the sequence, and
-    `times`, which its last Delta may have, are the engine's. A sequence's whole text is the
-    concatenation of its token texts. The pipeline raises an error inside a stream and never puts it
-    into a Delta. With `is_followed` the next Delta has already arrived, so a writer may put both
-    into one record.
+    A sequence's whole text is the concatenation of its token texts. The pipeline raises an error
+    inside a stream and never puts it into a Delta.
+
+    - `finish_reason`: the last Delta of a sequence has one.
+    - `stop_reason`: the stop string, or the id of the stop token, that ended the sequence.
+    - `index`: the number of the sequence among those of all requests that are answered together:
+      those of the first request, then those of the second.
+    - `num_prompt_tokens`, `num_cached_tokens` (those of them that the engine did not compute
+      again), `prefill` (the prompt's tokens, if the request asks for them): in the first Delta of a
+      request's first sequence, which may come after those of others.
+    - `prompt`: the text that the answer continues, in every Delta: as given, as rendered from a
+      chat, or, if `return_full_text` asks for it, as decoded from ids.
+    - `times`: those of the engine, which the last Delta may have.
+    - `is_followed`: the next Delta has already arrived, so a writer may put both into one record.
     """
 
     tokens: list[Token]
