@@ -1,5 +1,8 @@
-"""One request on a connection, and its response: uvicorn's cycle, which writes the pieces of a
-stream at once and may answer before a body has come whole.
+"""One request on a connection, and its response. The protocol of the connection makes a cycle for
+each request, and its application talks to it in ASGI.
+
+To that of uvicorn ours adds that the pieces of a stream are written at once, and that an answer may
+come before the body is whole.
 """
 
 import asyncio
@@ -15,16 +18,14 @@ MAX_UNREAD_BYTES = 64 << 10
 
 
 class Cycle(RequestResponseCycle):
-    """One request and its response.
-
-    `num_missing_bytes` is the number of bytes of the body that have not arrived. For a chunked body
-    it is unknown.
-    """
+    """One request and its response. The protocol sets what it knows of the request."""
 
     num_head_bytes = 0
+    # The bytes of the body that have not arrived. Of a chunked body it is not known.
     num_missing_bytes = 0
     # Whether the body comes in chunks.
     is_chunked = False
+
     # Whether the answer began before the body was complete, whose last bytes are not awaited then.
     is_early = False
     # Whether the answer ends where the connection does, as one to an HTTP/1.0 client may.
@@ -84,13 +85,15 @@ class Cycle(RequestResponseCycle):
         """Send the head, and decide whether the connection is kept and how its end is marked."""
         is_much_missing = self.waiting_for_100_continue or self.num_missing_bytes > MAX_UNREAD_BYTES
         self.is_early = self.more_body and is_much_missing
+        if self.is_early or self.is_leaving():
+            self.keep_alive = False
 
         has_length = any(name == b"content-length" for name, _ in message.get("headers", []))
         if self.scope["http_version"] == "1.0" and not has_length:
             self.is_delimited_by_close = True
             self.chunked_encoding = False
 
-        self.keep_alive = self.keep_alive and not self.is_early and not self.is_leaving()
         await super().send(message)
-        # After an early answer the protocol lingers and then closes.
-        self.keep_alive = self.keep_alive or self.is_early
+        if self.is_early:
+            # The protocol lingers, and closes the connection itself.
+            self.keep_alive = True

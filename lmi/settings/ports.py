@@ -1,5 +1,5 @@
-"""Chooses TCP ports in safe_port_range, which SageMaker sets, for every listener but the server's
-own.
+"""Steps of the settings that choose TCP ports in safe_port_range, which SageMaker sets, for every
+listener but the server's own.
 
 The other listeners are the libraries of engines, whose ranks meet at a port, and the gateway.
 Without a range each of them takes any port.
@@ -53,8 +53,8 @@ def check_listeners(resolution: Resolution) -> None:
 
 
 def choose_ports(resolution: Resolution) -> None:
-    """Choose the ports of each replica, for the variables of its engine. Too few ports are a fault,
-    and so is a given port outside of the range.
+    """Choose a port of each replica for each variable of its engine that names one. Too few ports
+    are a fault, and so is a given port outside of the range.
     """
     values = resolution.values
     port_range = values.final(RANGE)
@@ -63,8 +63,9 @@ def choose_ports(resolution: Resolution) -> None:
 
     texts = _texts_of_ports(resolution)
     ports = _free_ports(port_range, _ports_of_server(values))
+    free_texts = [str(port) for port in ports]
     for name, text in texts.items():
-        if text not in map(str, ports):
+        if text not in free_texts:
             allowed = f"a port of {RANGE}, {_text_of(port_range)}, but not the server's own"
             values.fail(f"{name}={text or None}: allowed is {allowed}")
 
@@ -123,7 +124,9 @@ def choose_free_ports(config: Config, used: Collection[int]) -> Config:
 
 
 def _texts_of_ports(resolution: Resolution) -> dict[str, str]:
-    """Return what somebody gave as the ports of an engine, by the variable or option."""
+    """Return what somebody gave as ports of an engine, by the variable or option, as it is
+    written.
+    """
     values = resolution.values
     environ = {**values.start.environ, **values.final("option.env")}
     variables = resolution.chosen_engine.handler.port_variables
@@ -138,6 +141,7 @@ def _texts_of_ports(resolution: Resolution) -> dict[str, str]:
 
 
 def _ports_of_server(values: Values) -> set[int | None]:
+    """Return the ports of the server itself. None stands for one that it has not."""
     return {values.final("port"), values.final("management_port")}
 
 
