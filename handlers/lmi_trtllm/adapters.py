@@ -37,11 +37,13 @@ NO_PIN = (
 WAY_OUT = '(option.lora_config={"trtllm_modules_to_hf_modules": …} adds names)'
 # The number where no option says it, as on the other engines.
 MAX_LORAS = 4
-# The name of a function beside LoraConfig. Some versions have none.
-NAMES = "get_default_trtllm_modules_to_hf_modules"
-MODULE = re.compile(r"\.layers\.\d+\.(?:\w+\.)*(\w+)\.lora_[AB]\.weight$")
-# What PEFT can save and the engine would leave out: each field with the values that mean it is off.
-OFF: dict[str, tuple[object, ...]] = {
+# The function beside LoraConfig that returns names of modules. Some versions have none.
+NAMES_FUNCTION = "get_default_trtllm_modules_to_hf_modules"
+# The name of a low-rank weight in a file. Its group is the last part of the name of its linear.
+LOW_RANK_WEIGHT = re.compile(r"\.layers\.\d+\.(?:\w+\.)*(\w+)\.lora_[AB]\.weight$")
+# What PEFT can save and the engine would leave out: the fields of its file, each with the values that
+# mean it is off.
+OFF_VALUES: dict[str, tuple[object, ...]] = {
     "use_dora": (None, False),
     "bias": (None, "none"),
     "lora_bias": (None, False),
@@ -105,6 +107,7 @@ def check_adapter(adapter: LoadedAdapter, config: LoraConfig) -> None:
 
 
 def _config_fault(config: dict[str, Any], max_rank: int) -> str | None:
+    """Return what the engine would not follow in the file of an adapter, or None."""
     if config.get("peft_type") != "LORA":
         return f"peft_type must be 'LORA', given {shorten(config.get('peft_type'))}"
 
@@ -112,19 +115,17 @@ def _config_fault(config: dict[str, Any], max_rank: int) -> str | None:
     if not isinstance(rank, int) or not 1 <= rank <= max_rank:
         return f"r must be from 1 to {max_rank} (option.max_lora_rank), given {shorten(rank)}"
 
-    for name, off in OFF.items():
-        if config.get(name) not in off:
-            return (
-                f"{name} must be {shorten(off[-1])} or absent, given {shorten(config[name])}: "
-                f"it would be left out"
-            )
+    for name, off_values in OFF_VALUES.items():
+        if config.get(name) not in off_values:
+            rule = f"{name} must be {shorten(off_values[-1])} or absent"
+            return f"{rule}, given {shorten(config[name])}: it would be left out"
 
     return None
 
 
 def _modules(config: LoraConfig) -> set[str]:
     """Return the last parts of the names of the linears that adapters may change in the engine."""
-    default_names = getattr(sys.modules[LoraConfig.__module__], NAMES, dict)
+    default_names = getattr(sys.modules[LoraConfig.__module__], NAMES_FUNCTION, dict)
     names: dict[str, Any] = default_names() | config.trtllm_modules_to_hf_modules
 
     modules: set[str] = set()
@@ -146,7 +147,7 @@ def _weights_fault(file: Path, config: LoraConfig) -> str | None:
         shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}
 
     for name, shape in shapes.items():
-        match = MODULE.search(name)
+        match = LOW_RANK_WEIGHT.search(name)
         if match is None or match[1] not in modules:
             return f"{name} would be left out: the engine has no low ranks there {WAY_OUT}"
 

@@ -1,4 +1,9 @@
-"""A reader of calls whose name and arguments stand between tags, and the tags of each form."""
+"""A reader of tool calls whose name and arguments stand between tags, and the tags of the families
+of models that write them: Qwen, GLM and MiniMax.
+
+A reader of calls is a generator over the buffer of an answer (`buffer.py`): it yields what it has
+read, and None while it needs more text.
+"""
 
 import json
 import re
@@ -25,7 +30,7 @@ LITERALS_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 class Tags(NamedTuple):
-    """The tags of a form of calls."""
+    """The tags between which a family of models writes its calls."""
 
     # A pattern of all up to `stop`. Its group is the function's name.
     head: str
@@ -54,7 +59,7 @@ def tagged_call(buffer: AnswerBuffer, tags: Tags) -> CallReading:
 
     schemas = _schemas_of_arguments(buffer.tools.get(call.name, {}))
     buffer.text = buffer.text.removeprefix(">")
-    separator = "{"
+    has_arguments = False
     while True:
         text = buffer.text.lstrip()
         argument = _argument(text, tags)
@@ -62,22 +67,19 @@ def tagged_call(buffer: AnswerBuffer, tags: Tags) -> CallReading:
             name = argument[1].strip()
             value = _typed(argument[2], schemas.get(name))
             buffer.text = text[argument.end() :]
+            separator = ", " if has_arguments else "{"
             yield Arguments(f"{separator}{json.dumps(name, ensure_ascii=False)}: {value}")
-            separator = ", "
-            continue
-
-        # The model may have left the end out, before a text or as the last of its answer.
-        is_last = buffer.is_over and not buffer.is_cut and not text
-        if is_last or _is_after_arguments(text, tags):
+            has_arguments = True
+        elif _is_end(buffer, text, tags):
             buffer.text = text.removeprefix(tags.end)
-            yield Arguments("{}" if separator == "{" else "}")
+            yield Arguments("}" if has_arguments else "{}")
             return None
-
-        if buffer.is_over:
+        elif buffer.is_over:
+            # The answer was cut within an argument.
             buffer.take()
             return None
-
-        yield None
+        else:
+            yield None
 
 
 def _schemas_of_arguments(tool: Mapping[str, Any]) -> Mapping[str, object]:
@@ -93,6 +95,14 @@ def _argument(text: str, tags: Tags) -> re.Match[str] | None:
         return None
 
     return re.match(tags.argument, text, re.DOTALL)
+
+
+def _is_end(buffer: AnswerBuffer, text: str, tags: Tags) -> bool:
+    """Return whether no argument follows. The model may have left the end of the call out, before a
+    text or as the last of its answer.
+    """
+    is_last = buffer.is_over and not buffer.is_cut and not text
+    return is_last or _is_after_arguments(text, tags)
 
 
 def _is_after_arguments(text: str, tags: Tags) -> bool:
