@@ -41,8 +41,7 @@ MAX_LORAS = 4
 NAMES_FUNCTION = "get_default_trtllm_modules_to_hf_modules"
 # The name of a low-rank weight in a file. Its group is the last part of the name of its linear.
 LOW_RANK_WEIGHT = re.compile(r"\.layers\.\d+\.(?:\w+\.)*(\w+)\.lora_[AB]\.weight$")
-# What PEFT can save and the engine would leave out: the fields of its file, each with the values that
-# mean it is off.
+# What PEFT can save and the engine would leave out: each field with the values that mean it is off.
 OFF_VALUES: dict[str, tuple[object, ...]] = {
     "use_dora": (None, False),
     "bias": (None, "none"),

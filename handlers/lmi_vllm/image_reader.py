@@ -1,34 +1,23 @@
-"""The reading of images beside the steps, before vLLM gets their sequences."""
+"""The reading of images beside the steps. A sequence waits for it before vLLM gets it."""
 
 import hashlib
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from io import BytesIO
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
-from PIL import Image
-from vllm import envs
 from vllm.inputs import TokensPrompt
 from vllm.multimodal.media import ImageMediaIO
 
 from handlers.base.client_turns import ClientTurns
 from handlers.base.sequence import Sequence
 from handlers.driven.preparation import Preparation
-from lmi.errors import InvalidParameter, InvalidRequest, OutOfMemory, cause_line, is_out_of_memory
+from handlers.lmi_vllm.image_limits import check_images, pixel_limit, unreadable
+from lmi.errors import InvalidRequest, OutOfMemory, cause_line, is_out_of_memory
 from lmi.executor import Request
 
-FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
-VARIABLE = "VLLM_MAX_IMAGE_PIXELS"
-# Pillow opens no image of more.
-MAX_PILLOW_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-# The most pixels of an image, unless vLLM's variable says otherwise. Models look at 13 million
-# pixels at most, mostly at one to four million; a photo of a telephone has twelve.
-MAX_IMAGE_PIXELS = 1 << 24
-# The images of a request together have at most the pixels of so many of the largest ones.
-MAX_LARGE_IMAGES = 3
 NUM_IMAGE_THREADS = 2
 # The price of a look at the heads of a request's files, in pixels decoded meanwhile.
 HEADS_PRICE = 4096
@@ -153,70 +142,9 @@ class ImageReader(Preparation[Any]):
             return ImageMediaIO(**self._options).load_bytes(file)
         except Exception as error:
             _raise_lack_of_memory(error)
-            raise _unreadable(number, error) from error
+            raise unreadable(number, error) from error
 
 
 def _raise_lack_of_memory(error: Exception) -> None:
     if is_out_of_memory(error):
         raise OutOfMemory(f"vLLM cannot read its images: {error}") from error
-
-
-class PixelLimit(NamedTuple):
-    """The most pixels of an image, and whose limit this is, as errors tell it."""
-
-    max_pixels: int
-    source: str
-
-
-def pixel_limit() -> PixelLimit:
-    """Return the limit of this process: the operator's, or that of this server.
-
-    0 in vLLM's variable means no limit there. Pillow, which reads the files, has one all the same.
-    """
-    if not envs.is_set(VARIABLE):
-        source = f"the server's limit, unless {VARIABLE} is set"
-        return PixelLimit(MAX_IMAGE_PIXELS, source)
-
-    given = envs.VLLM_MAX_IMAGE_PIXELS
-    if 0 < given <= MAX_PILLOW_PIXELS:
-        return PixelLimit(given, f"the server's {VARIABLE}")
-
-    return PixelLimit(MAX_PILLOW_PIXELS, "the limit of Pillow, which reads images")
-
-
-def check_images(images: tuple[bytes, ...], limit: PixelLimit) -> int:
-    """Return the number of pixels of all images. Only the heads of their files are read.
-
-    Raises InvalidParameter for a file that is no image, for an image with more pixels than the
-    limit, and for too many pixels together.
-    """
-    num_pixels = 0
-    max_together = MAX_LARGE_IMAGES * limit.max_pixels
-    rule_for_image = f"of at most {limit.max_pixels} pixels ({limit.source})"
-    rule_for_all = (
-        f"of at most {max_together} pixels, together with those before it: {MAX_LARGE_IMAGES} "
-        f"times as many as one image ({limit.source})"
-    )
-    for number, file in enumerate(images):
-        try:
-            with Image.open(BytesIO(file), formats=FORMATS) as image:
-                width, height = image.size
-        except Image.DecompressionBombError as error:
-            raise InvalidParameter(f"images[{number}]", rule_for_image, str(error)) from None
-        except Exception as error:
-            # What a parser of files raises is not known.
-            raise _unreadable(number, error) from error
-
-        num_pixels += width * height
-        if width * height > limit.max_pixels:
-            raise InvalidParameter(f"images[{number}]", rule_for_image, f"{width}x{height}")
-
-        if num_pixels > max_together:
-            raise InvalidParameter(f"images[{number}]", rule_for_all, f"{width}x{height}")
-
-    return num_pixels
-
-
-def _unreadable(number: int, error: Exception) -> InvalidParameter:
-    rule = f"a file of one of {', '.join(FORMATS)} that can be read"
-    return InvalidParameter(f"images[{number}]", rule, cause_line(error).partition(" <_io.")[0])

@@ -187,7 +187,7 @@ def test_images_of_different_salts_have_different_names_in_caches(reading: Readi
 
 def test_only_the_head_of_a_file_is_read_before_its_size_is_known() -> None:
     hide_foreign_builds()
-    from handlers.lmi_vllm import image_reader as images
+    from handlers.lmi_vllm import image_limits as images
 
     limit = images.PixelLimit(1 << 24, "the server's VARIABLE")
     large = png((0, 0, 0), 4000, 4000)
@@ -224,7 +224,7 @@ def test_a_limit_of_pixels_says_whose_it_is(
     monkeypatch: pytest.MonkeyPatch, given: str | None, max_pixels: int, source: str
 ) -> None:
     hide_foreign_builds()
-    from handlers.lmi_vllm.image_reader import pixel_limit
+    from handlers.lmi_vllm.image_limits import pixel_limit
 
     monkeypatch.delenv("VLLM_MAX_IMAGE_PIXELS", raising=False)
     if given is not None:
