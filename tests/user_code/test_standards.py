@@ -18,7 +18,7 @@ standards = pytest.importorskip("model_hosting_container_standards", reason="scr
 
 from lmi.user_code.calls import WINDOW, Drop, End, Taken  # noqa: E402
 from lmi.user_code.standards import calls  # noqa: E402
-from lmi.user_code.standards.app import build  # noqa: E402
+from lmi.user_code.standards.app import build, kept_logging  # noqa: E402
 from lmi.user_code.standards.calls import (  # noqa: E402
     AppStart,
     AskServer,
@@ -128,12 +128,16 @@ class Code:
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Code]:
     """The package keeps all that code registers in the process: none of it is left over."""
-    from model_hosting_container_standards.common.fastapi.middleware import middleware_registry
-    from model_hosting_container_standards.common.fastapi.middleware.source import decorator_loader
-    from model_hosting_container_standards.common.handler import handler_registry
-    from model_hosting_container_standards.sagemaker.sagemaker_loader import (
-        SageMakerFunctionLoader,
-    )
+    # Its import sets the level of the whole process's log.
+    with kept_logging():
+        from model_hosting_container_standards.common.fastapi.middleware import middleware_registry
+        from model_hosting_container_standards.common.fastapi.middleware.source import (
+            decorator_loader,
+        )
+        from model_hosting_container_standards.common.handler import handler_registry
+        from model_hosting_container_standards.sagemaker.sagemaker_loader import (
+            SageMakerFunctionLoader,
+        )
 
     monkeypatch.setenv("SAGEMAKER_MODEL_PATH", "")
     monkeypatch.setenv("CUSTOM_SCRIPT_FILENAME", "")
