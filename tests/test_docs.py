@@ -298,6 +298,8 @@ def check_kubectl(words: list[str]) -> None:
         assert list(yaml.safe_load_all((ROOT / words[2]).read_text()))
     elif words[0] == "create":
         check_created(words)
+    elif words[0] == "patch":
+        check_patched(words)
     else:
         check_asked(words)
 
@@ -329,6 +331,13 @@ def check_created(words: list[str]) -> None:
     manifest.pop("status", None)
     manifest["metadata"].pop("creationTimestamp", None)
     kubernetes_validate.validate(manifest, "1.37", strict=True)
+
+
+def check_patched(words: list[str]) -> None:
+    """tests/scripts/test_kubernetes.py holds what comes out against Kubernetes' schema."""
+    verb, kind, name, flag, file = words
+    assert (verb, flag) == ("patch", "--patch-file") and f"{kind}/{name}" in OBJECTS
+    assert (ROOT / file).is_file()
 
 
 def check_asked(words: list[str]) -> None:

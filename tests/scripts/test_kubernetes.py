@@ -7,6 +7,8 @@ documentation names stand here. promtool, of Debian's prometheus, reads the aler
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 import shutil
 import subprocess
@@ -453,6 +455,21 @@ def test_what_is_written_has_a_volume_since_the_root_is_read_only(
     assert set(mounts.values()) == {mount["name"] for mount in pod["volumes"]}
     for name in ("HF_HOME", "SERVING_DOWNLOAD_DIR"):
         assert variables(container)[name].startswith("/cache/")
+
+
+def test_the_patch_puts_the_claim_in_the_place_of_the_empty_volume() -> None:
+    patch = json.loads((FOLDER / "cache-patch.json").read_text())
+    [volume] = patch["spec"]["template"]["spec"]["volumes"]
+    assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in OBJECTS
+
+    # kubectl merges volumes by their names, and null removes a field.
+    patched = copy.deepcopy(DEPLOYMENT)
+    volumes = {volume["name"]: volume for volume in patched["spec"]["template"]["spec"]["volumes"]}
+    target = volumes[volume["name"]]
+    target |= volume
+    assert target.pop("emptyDir") is None
+
+    kubernetes_validate.validate(patched, RELEASES[-1], strict=True)
 
 
 @pytest.mark.parametrize(
