@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import orjson
 
 from lmi import __version__
@@ -48,7 +49,11 @@ def config(
     resolved = resolve_folder(folder, os.environ, flags, files=files)
     rows = [row for row in resolved.settings if row.source != "default" or not is_changed]
     if is_json:
-        document = {"options": rows, "warnings": resolved.warnings, "notes": resolved.notes}
+        document = {
+            "options": [msgspec.structs.asdict(row) for row in rows],
+            "warnings": resolved.warnings,
+            "notes": resolved.notes,
+        }
         click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
         return
 

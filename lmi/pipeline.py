@@ -16,11 +16,11 @@ import secrets
 from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import replace
 from sys import getsizeof
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from lmi import errors
 from lmi.capabilities import check_request, fitted

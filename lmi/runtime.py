@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -52,8 +52,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     stages_s: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeFolder(Generic[C]):
+class RuntimeFolder(msgspec.Struct, Generic[C], frozen=True):
     """A folder with settings, and with a block of the records of the processes that have these
     settings.
     """
@@ -137,8 +136,7 @@ class RuntimeFolder(Generic[C]):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class ServerRuntime(RuntimeFolder[ServerConfig]):
+class ServerRuntime(RuntimeFolder[ServerConfig], frozen=True):
     kind = ServerConfig
     settings = "server.json"
 
@@ -214,8 +212,7 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
         raise AssertionError("count never ends")
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime(RuntimeFolder[Config]):
+class Runtime(RuntimeFolder[Config], frozen=True):
     """The folder of one model's processes."""
 
     kind = Config

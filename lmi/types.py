@@ -7,11 +7,11 @@ Where a word is needed it is that of the LMI API.
 import enum
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from sys import getsizeof
 from typing import Any, Self, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from lmi.executor import (
     GuidedDecodingParams,
@@ -39,8 +39,7 @@ class OutputFormat(enum.StrEnum):
     SSE = "sse"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerFormat:
+class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
     """The format of the answer to a request. It is known before the parameters are checked, so that
     errors can use it.
 
@@ -52,7 +51,7 @@ class AnswerFormat:
     # Whether the answer holds more than its text.
     details: bool = False
     # This request's names for fields of the engines' contract, in addition to those of the API.
-    field_names: Mapping[str, str] = field(default_factory=dict)
+    field_names: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def is_streamed(self) -> bool:
@@ -68,8 +67,7 @@ class AnswerFormat:
 Format = TypeVar("Format", bound=AnswerFormat)
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(msgspec.Struct, frozen=True):
     """A file in the content of a message."""
 
     data: bytes
@@ -78,15 +76,14 @@ class Image:
     kind: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
+class Chat(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation for the model's chat template, in the words of transformers."""
 
     # The content of each is a text, or a list of texts and Images in their order.
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     # Further names for the template (`enable_thinking` …).
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, Any] = msgspec.field(default_factory=dict)
     # Whether the prompt ends where the model's next answer begins.
     add_generation_prompt: bool = True
     # Whether the prompt ends where the content of the last message does.
@@ -151,8 +148,7 @@ class WaitStatus(msgspec.Struct, frozen=True, array_like=True):
     wait_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A checked request: what to generate and how, in one vocabulary for every API."""
 
     # The prompt is this text, unless ids or a chat are given.
@@ -336,12 +332,11 @@ class Delta(msgspec.Struct, gc=False):
     embedding: Tensor | None = None
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """A whole sequence, joined from its Deltas."""
 
     text: str = ""
-    tokens: list[Token] = field(default_factory=list)
+    tokens: list[Token] = msgspec.field(default_factory=list)
     finish_reason: AnswerEnd | None = None
     prefill: list[Token] | None = None
     num_prompt_tokens: int = 0

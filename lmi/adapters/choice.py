@@ -8,8 +8,9 @@ answered by the model in its place.
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from lmi.adapters.files import HEADER, OPTION, QUERY, is_enabled
 from lmi.adapters.registry import NotRegistered

@@ -10,8 +10,8 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from lmi import errors
@@ -39,8 +39,7 @@ class AdapterUnusable(LmiError, label="adapter_unusable", status=424):
     """An engine cannot load the adapter: its rank, its modules or its shapes do not fit."""
 
 
-@dataclass(slots=True)
-class AdapterRegistry:
+class AdapterRegistry(Struct):
     """The adapters of one model, as one front end changes them. The front ends agree through the
     folder.
 

@@ -6,7 +6,6 @@ LMI's adapter management and AWS's inference components, with the differences th
 lists.
 """
 
-import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -369,7 +368,7 @@ def description(config: Config) -> ApiDescription:
         change("post", f"{member}/update", "Pin or preload an adapter", SETTINGS)
 
     if not config.is_user_code:
-        openai = dataclasses.replace(api, error=content("OpenAIError"), rules=[OPENAI_CHAT.errors])
+        openai = replace(api, error=content("OpenAIError"), rules=[OPENAI_CHAT.errors])
         answer = {TEXT: {"schema": STRING}}
         name = {"lora_name": NEW["name"]}
         new = request_object(

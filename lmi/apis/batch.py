@@ -9,8 +9,8 @@ half.
 """
 
 import json
-from dataclasses import replace
 
+from msgspec.structs import replace
 from orjson import dumps
 
 from lmi.apis.base.api import Api

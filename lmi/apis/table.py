@@ -2,7 +2,7 @@
 row.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.base.api import AnyApi

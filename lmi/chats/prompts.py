@@ -10,9 +10,10 @@ tokenizer which spellings it should encode as text.
 import re
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
+
+from msgspec.structs import replace
 
 from lmi.errors import InvalidParameter, ModelUnusable
 from lmi.settings.chat_templates import find_templates

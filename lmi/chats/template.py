@@ -7,11 +7,11 @@ result. A template is code from the model folder, so its time and memory have li
 import itertools
 import re
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import jinja2
+from msgspec.structs import replace
 
 from lmi import errors
 from lmi.chats import tools

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from lmi import errors
 from lmi.apis.base.errors import ErrorRules
@@ -37,8 +38,7 @@ CAUSES_OF_INFERENCE: Causes = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiDescription:
+class ApiDescription(Struct, frozen=True, kw_only=True):
     """The part of the document that describes one API. Each operation is added to it."""
 
     name: str

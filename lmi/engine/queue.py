@@ -9,8 +9,9 @@ early and has express places.
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from lmi.errors import DeadlineExceeded, LmiError, Overloaded
 from lmi.executor import DEFAULT_PRIORITY
@@ -20,8 +21,7 @@ MAX_IDLE_CLIENTS = 1000
 ANSWERS_REMEMBERED = 20
 
 
-@dataclass(slots=True, eq=False)
-class QueueEntry:
+class QueueEntry(Struct, eq=False):
     """One request for an engine, whose sequences share the prompt."""
 
     client: str
@@ -72,8 +72,7 @@ def priority_class(priority: float) -> str:
 Line = deque[QueueEntry]
 
 
-@dataclass(slots=True, eq=False)
-class Client:
+class Client(Struct, eq=False):
     """One client, and what it has had of the engine."""
 
     had: float
@@ -95,8 +94,7 @@ class Turn(NamedTuple):
     entry: QueueEntry
 
 
-@dataclass(slots=True)
-class Ahead:
+class Ahead(Struct):
     """The waiting requests that go before one, and what they cost."""
 
     num_requests: int = 0

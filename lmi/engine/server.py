@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
 
@@ -38,8 +37,7 @@ MAX_UNSENT_BYTES = 64 << 20
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class FrontEndEntry(QueueEntry):
+class FrontEndEntry(QueueEntry, eq=False, kw_only=True):
     """A request of one front end, which waits in the queue or runs."""
 
     connection: "FrontEndConnection"

@@ -1,7 +1,8 @@
 """How fast an engine is while it is full: learned from the times of its steps."""
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 # A step that is so old counts 1/e of a new one.
 MEMORY_S = 3.0
@@ -9,8 +10,7 @@ MEMORY_S = 3.0
 MIN_STEPS = 4
 
 
-@dataclass(slots=True)
-class StepSums:
+class StepSums(Struct):
     """Sums over the steps of a full engine, in which older steps count less."""
 
     # The number of steps.

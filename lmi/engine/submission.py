@@ -1,8 +1,9 @@
 """A request as it is sent to an engine, and the memory that its frame takes until then."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 
 class FrameMemory(Protocol):
@@ -25,8 +26,7 @@ class UnlimitedMemory:
         return
 
 
-@dataclass(slots=True, eq=False)
-class Submission:
+class Submission(Struct, eq=False):
     """A request on its way to an engine: its frame, which every engine can read, and what decides
     which engine gets it.
     """

@@ -18,13 +18,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Literal, cast
 from urllib.parse import unquote
 
 import httptools
 import orjson
+from msgspec import Struct
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -90,8 +90,7 @@ class Refusal(Exception):
         self.status = status
 
 
-@dataclass(slots=True)
-class Arrival:
+class Arrival(Struct):
     """How much of a request has come."""
 
     # All bytes that were passed to the parser.

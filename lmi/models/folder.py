@@ -156,7 +156,7 @@ class ModelFolder(Folder[Model]):
 
         engine = replace(runtime.config.engine, environ=environ)
         config = replace(runtime.config, server=self._server.config, engine=engine)
-        return replace(runtime, config=config)
+        return Runtime(runtime.path, config)
 
 
 def is_same(current: Model | None, entry: Model) -> bool:

@@ -3,8 +3,9 @@
 A model that comes with such code has `lmi/user_code/hooks.py` in place of these.
 """
 
-from dataclasses import replace
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from lmi.apis.base.api import AnyApi
 from lmi.apis.base.formatters import AsyncFormatter

@@ -12,11 +12,11 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from lmi.apis.base.api import AnyApi
 from lmi.apis.base.formatters import one_line

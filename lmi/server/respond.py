@@ -10,8 +10,9 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing, nullcontext
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from lmi.adapters.choice import choose_adapter
 from lmi.apis.base.api import AnyApi

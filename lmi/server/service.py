@@ -12,9 +12,9 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from msgspec import Struct
 from starlette.exceptions import HTTPException
 
 from lmi.adapters.files import adapters_of
@@ -47,8 +47,7 @@ UNKNOWN = ModelConfig(path="", name="model")
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Service:
+class Service(Struct):
     config: Config
     # The records of the model's processes.
     block: Block

@@ -1,7 +1,8 @@
 """Chooses the engine, its replicas and their devices, from the engines' records."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
@@ -350,8 +351,7 @@ def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:
     return f"; auto chooses {' or '.join(engines)} ({word}: {ENGINES_ELSEWHERE[word]})"
 
 
-@dataclass(frozen=True, slots=True)
-class Lack:
+class Lack(Struct, frozen=True):
     """An option that was given, and the reason why an engine cannot follow it."""
 
     option: str

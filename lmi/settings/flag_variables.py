@@ -5,7 +5,8 @@ scripts of AWS's containers.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from lmi.settings.table import OPTIONS
 from lmi.settings.values import Values
@@ -16,8 +17,7 @@ FLAG_ALONE = "true"
 LEFT_OUT = "false"
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Struct, frozen=True):
     """A flag of another server, and what becomes of it. It has a key, or says what to write
     instead, or why it is needless.
     """
@@ -35,8 +35,7 @@ class Flag:
         return self.words.get(flag_text, flag_text)
 
 
-@dataclass(frozen=True, slots=True)
-class FlagVariable:
+class FlagVariable(Struct, frozen=True):
     """A variable that is set: its name, the flag in lower case, and the flag's text."""
 
     name: str

@@ -4,8 +4,9 @@ Such a file is a source that must be opened first, like an archive: a process ma
 (`sources/gguf/`), and then the settings are resolved again with that folder.
 """
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from lmi.errors import ModelUnusable
 from lmi.settings.given import OTHER_NAMES, Given

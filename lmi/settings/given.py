@@ -8,8 +8,9 @@ the names: LMI's serving.properties, TGI's variables, and AWS's pages of LMI and
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
+
+from msgspec import Struct
 
 from lmi.errors import shorten
 from lmi.settings.kinds import TEXT, TooLarge, is_true
@@ -56,8 +57,7 @@ class Rank(NamedTuple):
     order: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(Struct, frozen=True):
     """One value that was given for an option. Values of the lowest rank must agree."""
 
     # The key of its row in the table of options, or as it was written if it has no row.
@@ -153,8 +153,7 @@ def _flag_of(key: str) -> str:
     return f"--set {key}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Variable:
+class _Variable(Struct, frozen=True):
     """A variable of the environment that gives an option, by its key."""
 
     name: str

@@ -7,11 +7,12 @@ an engine with the default record.
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig, SamplingDefaults
@@ -29,8 +30,7 @@ class Auto(Enum):
     ELSEWHERE = "elsewhere"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handler:
+class Handler(Struct, frozen=True, kw_only=True):
     """One engine. Options have the names that serving.properties uses."""
 
     # "module:function", which only the engine's process imports.
@@ -115,8 +115,7 @@ class Handler:
 USER_CODE = Handler(load="")
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenEngine:
+class ChosenEngine(Struct, frozen=True):
     """The engine that was chosen, or the one that the option names if that was refused."""
 
     name: str

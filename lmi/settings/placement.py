@@ -4,8 +4,9 @@ Settings are resolved twice for a remote model: before the fetch, so that faults
 after it.
 """
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from lmi.errors import ModelUnusable
 from lmi.settings.gguf_choice import check_engine, is_gguf, opened_folder, with_files

@@ -4,8 +4,9 @@ and the line in which it stands.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from lmi.errors import BadConfiguration, shorten
 from lmi.shared.model_files import read_bounded
@@ -21,8 +22,7 @@ HEX = re.compile("u[0-9A-Fa-f]{4}")
 ESCAPED = {"t": "\t", "n": "\n", "f": "\f", "r": "\r"}
 
 
-@dataclass(frozen=True, slots=True)
-class PropertiesLine:
+class PropertiesLine(Struct, frozen=True):
     """What a file has of one key."""
 
     value: str
@@ -30,8 +30,7 @@ class PropertiesLine:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
-class Properties:
+class Properties(Struct, frozen=True):
     """The entries of one file by key. Messages call the file `name`."""
 
     name: str = "serving.properties"

@@ -1,14 +1,14 @@
 """The lines of `lmi config`: each option's value, and where it comes from."""
 
-from dataclasses import dataclass
 from typing import Any, Self
+
+from msgspec import Struct
 
 from lmi.settings.table import find
 from lmi.settings.values import Values
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One line of `lmi config`."""
 
     option: str

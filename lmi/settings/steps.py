@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
+
 from lmi.settings.config import Config, GenerationDefaults
 from lmi.settings.given import Given
 from lmi.settings.handler import ChosenEngine
@@ -82,8 +84,7 @@ class Resolution:
         return str(self.path) not in self.missing
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsStep:
+class SettingsStep(Struct, frozen=True):
     """One step. `reads` and `writes` name fields of `Resolution` and keys of options.
 
     `GIVEN` stands for the given values themselves, and "server.*" for every option of the server,

@@ -1,8 +1,10 @@
 """The value of each option: the one that was given, the one that was chosen, or its default."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.settings.given import Given
@@ -11,8 +13,7 @@ from lmi.settings.start import StartInputs
 from lmi.settings.table import OPTIONS, find
 
 
-@dataclass(frozen=True, slots=True)
-class Picked:
+class Picked(Struct, frozen=True):
     """The value that counts for one key, and how it was given."""
 
     value: Any
@@ -21,8 +22,7 @@ class Picked:
     shadowed: tuple[Given, ...] = ()
 
 
-@dataclass(slots=True)
-class Values:
+class Values(Struct):
     """What was given and chosen for each option, and what the operator should know about it.
 
     The key of an option is that of its row in the table, or as it was written if it has no row.

@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -51,8 +50,7 @@ T = TypeVar("T", bound=Entry)
 Version = frozenset[tuple[str, int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class FolderListing(Generic[T]):
+class FolderListing(msgspec.Struct, Generic[T], frozen=True):
     """What one look at a folder found. The version is None if a part could not be read, which is
     worth another look.
     """

@@ -14,12 +14,13 @@ import mmap
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from lmi.errors import ModelUnusable, shorten
 
@@ -157,8 +158,7 @@ class _Description(NamedTuple):
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(Struct, frozen=True):
     """Where a tensor lies."""
 
     file: Path
@@ -176,8 +176,7 @@ class StoredTensor:
         return self.start + self.num_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class GgufModel:
+class GgufModel(Struct, frozen=True):
     """A model in one file, or in several: the metadata of the first, and all tensors by name."""
 
     files: tuple[Path, ...]

@@ -4,16 +4,16 @@ A package comes through pip, so whatever reaches packages (an index, a mirror, a
 reaches these models too, and no hub is needed. A further model is a further row of `CATALOGUE`.
 """
 
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
+
+from msgspec import Struct
 
 FOLDER = "packages"
 """The folder below `download_dir` with the models of packages."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackagedModel:
+class PackagedModel(Struct, frozen=True, kw_only=True):
     """A model file within the wheel of a package, both pinned."""
 
     name: str

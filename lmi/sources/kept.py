@@ -7,8 +7,10 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from lmi.errors import ModelUnusable
 from lmi.sources.catalogue import CATALOGUE, PackagedModel
@@ -20,8 +22,7 @@ HUB_PREFIX = "models--"
 OF_STORE = "[0-9a-f]" * 64
 
 
-@dataclass(frozen=True, slots=True)
-class KeptModel:
+class KeptModel(Struct, frozen=True):
     """A model, or an adapter, that was fetched, or the folder that was made of a GGUF file of
     somebody's own.
     """

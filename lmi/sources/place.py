@@ -6,8 +6,9 @@ import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from lmi.errors import ModelUnusable
 from lmi.sources.amounts import readable
@@ -37,8 +38,7 @@ def default_download_dir(environ: Mapping[str, str]) -> Path:
     return Path(cache) / "lmi" / "models"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A folder for `source`, and the variable by which an operator moves it to another disk.
 
     Errors name both.

@@ -4,8 +4,9 @@ import logging
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from lmi.errors import ModelUnusable
 from lmi.shared.gguf_file import parts_of

@@ -20,7 +20,6 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
@@ -70,8 +69,7 @@ class NoObjects(ModelUnusable):
     """A prefix of S3 has no objects."""
 
 
-@dataclass(frozen=True, slots=True)
-class HubModel:
+class HubModel(msgspec.Struct, frozen=True):
     """A repository of the hub, `owner/name`, or one of the GGUF models in it."""
 
     id: str
@@ -90,8 +88,7 @@ class HubModel:
         return bool(self.gguf)
 
 
-@dataclass(frozen=True, slots=True)
-class S3Model:
+class S3Model(msgspec.Struct, frozen=True):
     """A model in a bucket: an archive, a GGUF file, or every object whose key begins with `key`. In
     the last case `key` is empty, or ends in "/".
     """
@@ -111,8 +108,7 @@ class S3Model:
         return self.key.endswith(GGUF)
 
 
-@dataclass(frozen=True, slots=True)
-class GgufSource:
+class GgufSource(msgspec.Struct, frozen=True):
     """A GGUF file of this machine, of which a folder is made. Of a split model it is the first."""
 
     file: Path

@@ -7,7 +7,6 @@ import logging
 import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from msgspec import Struct
@@ -54,8 +53,7 @@ class Cause(NamedTuple):
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildKind:
+class ChildKind(Struct, frozen=True, kw_only=True):
     """How the processes of one kind are started, judged, restarted and stopped."""
 
     # Its name for people, in which {slot} becomes the number.

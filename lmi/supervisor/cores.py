@@ -7,9 +7,10 @@ that moves to another core finds cold caches. `scripts/bench vllm` measures the 
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from msgspec import Struct
 
 from lmi.settings.config import Config, EngineConfig
 from lmi.shared import linux, machine
@@ -20,8 +21,7 @@ CLAIM = "\0lmi.cores"
 SMALL_MODEL_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Cores:
+class Cores(Struct, frozen=True):
     """The cores of each engine, by slot, and the cores of all other processes."""
 
     engines: tuple[tuple[int, ...], ...]

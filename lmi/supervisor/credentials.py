@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -178,8 +177,7 @@ def read_again(config: ServerConfig, file: MemoryFile, record: SupervisorRecord)
 # The front ends' side.
 
 
-@dataclass(frozen=True, slots=True)
-class MadeContext:
+class MadeContext(msgspec.Struct, frozen=True):
     """A context of TLS, and what it was made of."""
 
     credentials: Credentials

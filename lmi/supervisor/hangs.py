@@ -6,8 +6,9 @@ Every time is `time.monotonic()`.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, Self
+
+from msgspec import Struct
 
 from lmi.settings.config import EngineConfig
 from lmi.shared.state import EngineRecord, Phase
@@ -26,8 +27,7 @@ READS_IN_A_LIMIT = 20
 ThreadTimes = Mapping[int, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangLimits:
+class HangLimits(Struct, frozen=True, kw_only=True):
     """How long a process may do what it does, in seconds."""
 
     loading_s: float

@@ -4,9 +4,10 @@ output formatter writes the answer.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from lmi.adapters.files import HEADER, QUERY, SCRIPT
 from lmi.adapters.registry import AdapterRegistry

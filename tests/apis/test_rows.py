@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import asdict, replace
 
 from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.anthropic.schema import MESSAGES
@@ -137,8 +137,9 @@ def _tgi(given: dict[str, Any]) -> Parsed[Any]:
     if given.get("seed", -1) != -1:
         return parsed
 
-    sampling = msgspec.structs.replace(parsed.request.sampling, seed=None)
-    return replace(parsed, requests=(replace(parsed.request, sampling=sampling),))
+    sampling = replace(parsed.request.sampling, seed=None)
+    request = replace(parsed.request, sampling=sampling)
+    return replace(parsed, requests=(request,))
 
 
 def _openai(schema: Any, body: dict[str, Any], given: dict[str, Any]) -> Parsed[Any]:
@@ -225,8 +226,8 @@ ROWS = [(api, name) for api, asking in APIS.items() for name in asking.names.spl
 
 def flat(request: GenerationRequest) -> dict[str, Any]:
     """The fields of a request and of its sampling."""
-    of_request = {field.name: getattr(request, field.name) for field in fields(request)}
-    return of_request | msgspec.structs.asdict(of_request.pop("sampling"))
+    of_request = asdict(request)
+    return of_request | asdict(of_request.pop("sampling"))
 
 
 @pytest.mark.parametrize(("api", "name"), ROWS)

@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lmi.errors import StartError
@@ -57,7 +58,7 @@ class Uses:
 class RecordedValues(Values):
     """Values that tell what is read of them as final, and what is chosen."""
 
-    uses = Uses()
+    uses: Uses = msgspec.field(default_factory=Uses)
 
     def final(self, key: str) -> Any:
         self.uses.read(key)

@@ -7,10 +7,10 @@ import hashlib
 import json
 import os
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lmi.errors import ModelUnusable, SourceUnreachable
 from lmi.settings.resolve import resolve

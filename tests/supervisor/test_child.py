@@ -10,10 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lmi.errors import ModelUnusable, StartError
 from lmi.shared.state import Block, EngineRecord, Phase

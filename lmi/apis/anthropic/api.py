@@ -1,7 +1,8 @@
 """Anthropic's Messages as an API, and the count of a message's tokens."""
 
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from lmi import errors
 from lmi.apis.anthropic.formatter import MessageStream, MessageWhole

@@ -4,8 +4,10 @@ bytes --read--> Message[Format] --parse--> Parsed[Format] --formatter--> Formatt
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, Generic, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from lmi.apis.base.errors import ErrorRules
 from lmi.apis.base.formatters import Formatter
@@ -15,8 +17,7 @@ from lmi.settings.config import ModelConfig
 from lmi.types import Format
 
 
-@dataclass(frozen=True, slots=True)
-class Api(Generic[Format]):
+class Api(Struct, Generic[Format], frozen=True):
     """One API.
 
     `read` decodes a body and checks it as a whole (else MalformedRequest), `parse` checks its

@@ -1,8 +1,9 @@
 """Which status, headers and body each error has at an API."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct, field
 
 from lmi.errors import LmiError, PromptTooLong, Unauthorized
 from lmi.http.refusals import refusal_headers
@@ -25,8 +26,7 @@ class ErrorFields(NamedTuple):
     details: Mapping[str, object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedError:
+class RenderedError(Struct, frozen=True):
     """The response to an error. After the first byte only `body` is sent, which is a whole record
     of the stream.
     """
@@ -63,8 +63,7 @@ class ErrorWriter(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorRules:
+class ErrorRules(Struct, frozen=True):
     """How one API answers errors. `names` holds the API's names for fields of the contract with
     engines.
 

@@ -6,8 +6,9 @@ the request.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from lmi.apis.base import readers
 from lmi.apis.base.readers import (
@@ -41,7 +42,7 @@ SAMPLING = (
 )
 OF_A_SEARCH = ("length_penalty", "early_stopping")
 ONE_SEQUENCE_STREAMED = "several sequences come only in an answer that is not streamed"
-REQUEST_FIELDS = frozenset(GenerationRequest.__dataclass_fields__) - {"stop_sequences"}
+REQUEST_FIELDS = frozenset(GenerationRequest.__struct_fields__) - {"stop_sequences"}
 SAMPLING_FIELDS = frozenset(SamplingConfig.__struct_fields__)
 
 # The values of fields by their names: those of a body, or checked ones by the names of their rows.
@@ -49,8 +50,7 @@ ParameterValues = Mapping[str, Any]
 Rows = Mapping[str, "Parameter"]
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Struct, frozen=True):
     """One meaning. Its value fills the field `name` of GenerationRequest or SamplingConfig, if
     there is one.
 

@@ -9,12 +9,12 @@ MATLAB write 5.0.
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 import orjson
+from msgspec.structs import force_setattr
 
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import DEFAULT_PRIORITY, MAX_SEED, PRIORITY_STEPS
@@ -118,8 +118,7 @@ class BodyOutline(msgspec.Struct):
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class Message(Generic[Format]):
+class Message(msgspec.Struct, Generic[Format], frozen=True):
     """A decoded body: its fields, the format of its answer, and the defaults that its API may
     apply.
 
@@ -132,8 +131,7 @@ class Message(Generic[Format]):
     generation_defaults: GenerationDefaults = GenerationDefaults()
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed(Generic[Format]):
+class Parsed(msgspec.Struct, Generic[Format], frozen=True):
     """The requests of a body, one or several that are answered together, and the format of their
     answer.
 
@@ -146,7 +144,7 @@ class Parsed(Generic[Format]):
     ignored: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ignored", tuple(self.ignored[:MAX_IGNORED]))
+        force_setattr(self, "ignored", tuple(self.ignored[:MAX_IGNORED]))
 
     @property
     def num_sequences(self) -> int:

@@ -1,8 +1,9 @@
 """OpenAI's embeddings as an API, and LMI's vectors, which `/invocations` answers."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from lmi.apis.base.api import Api
 from lmi.apis.base.errors import ErrorFields, ErrorRow, ErrorRules

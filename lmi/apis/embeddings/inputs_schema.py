@@ -4,8 +4,9 @@ list.
 Source: vllm_async_service.py of the LMI handlers (v0.36).
 """
 
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from lmi.apis.base import parameters, readers
 from lmi.apis.base.parameters import Parameter, ParameterTable, in_parameters, named
@@ -18,8 +19,7 @@ from lmi.errors import InvalidParameter, Unsupported
 from lmi.settings.config import ModelConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VectorsFormat(OpenAIFormat):
+class VectorsFormat(OpenAIFormat, frozen=True, kw_only=True):
     """The format of a list of vectors, each divided by its length if they are `is_normalised`."""
 
     is_normalised: bool

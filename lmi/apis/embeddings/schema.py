@@ -4,7 +4,7 @@ list, or token ids.
 Each text is a request of its own, so a body counts as many sequences as it has texts.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from lmi.apis.base.parameters import Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, anything, choice, integer, refused

@@ -5,8 +5,9 @@ documented defaults mean "left out". Sources: the LMI handlers' inference API sc
 what the reference passes on to TGI and vLLM.
 """
 
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from lmi.apis.base import parameters, readers
 from lmi.apis.base.parameters import (
@@ -31,8 +32,7 @@ FORMATS = tuple(OutputFormat)
 read_stop_sequences = ROWS["stop_sequences"].read
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LmiFormat(AnswerFormat):
+class LmiFormat(AnswerFormat, frozen=True, kw_only=True):
     """The format of an answer.
 
     With `tgi_compat` keys have TGI's names, the special flag is never left out, and a whole answer

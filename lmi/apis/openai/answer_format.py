@@ -2,8 +2,9 @@
 in which form.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import field
 
 from lmi.apis.openai.tools import Tools
 from lmi.settings.config import ModelConfig
@@ -13,8 +14,7 @@ from lmi.types import AnswerFormat
 HARMONY = "openai"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAIFormat(AnswerFormat):
+class OpenAIFormat(AnswerFormat, frozen=True, kw_only=True):
     """The format of an answer. Its fields are the server's settings until the parameters of the
     request are checked.
     """
@@ -50,9 +50,9 @@ class OpenAIFormat(AnswerFormat):
     # Of embeddings alone: whether they are the bytes of float32, little-endian, and not numbers.
     is_base64: bool = False
     # The tools by their names, which have the types of a call's arguments.
-    tools: Tools = field(default_factory=dict, compare=False, repr=False)
+    tools: Tools = field(default_factory=dict)
     # Of Responses alone: the ResponseState. It changes, so that an error knows how much is written.
-    state: Any = field(default=None, compare=False)
+    state: Any = None
 
     @property
     def holds_fields(self) -> bool:

@@ -1,8 +1,9 @@
 """OpenAI's chats and completions as APIs: at their own paths, and at /invocations."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from lmi import errors
 from lmi.apis.base.api import Api

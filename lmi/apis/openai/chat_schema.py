@@ -3,9 +3,10 @@
 """
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from lmi.apis.base.parameters import Parameter, ParameterTable, ParameterValues, named
 from lmi.apis.base.readers import (

@@ -6,9 +6,10 @@ supported is refused.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from lmi.apis.base import readers
 from lmi.apis.base.parameters import (

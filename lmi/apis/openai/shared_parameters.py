@@ -4,7 +4,7 @@ Names, defaults and bounds are those of OpenAI's API reference. Fields of vLLM's
 too, and names that SGLang and llama-server have for the same.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from lmi.apis.base import readers
 from lmi.apis.base.parameters import ROWS, Parameter

@@ -1,6 +1,6 @@
 """OpenAI's Responses as an API."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from lmi.apis.base.api import Api
 from lmi.apis.base.errors import ErrorFields

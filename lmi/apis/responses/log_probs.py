@@ -5,14 +5,14 @@ stand marks that no part shows, as `</think>`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from lmi.types import Token
 
 
-@dataclass(slots=True)
-class _Piece:
+class _Piece(Struct):
     """A token, or what is left of it behind a part."""
 
     text: str

@@ -7,8 +7,9 @@ the model knows of. Sources: the types of OpenAI's client, and the Open Response
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from lmi.apis.base.parameters import ROWS, Parameter, ParameterTable, ParameterValues, named
 from lmi.apis.base.readers import (

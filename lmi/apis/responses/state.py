@@ -1,8 +1,9 @@
 """The state of a response while it is written, which the formatter and a failure share."""
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from lmi.apis.openai.block_formatter import named_event
 
@@ -34,8 +35,7 @@ DEFAULT_SETTINGS: dict[str, Any] = {
 }
 
 
-@dataclass(slots=True)
-class ResponseState:
+class ResponseState(Struct):
     """One response: the settings that it repeats, the items that have ended, and how many events
     told of it.
     """

@@ -1,7 +1,8 @@
 """TGI's API at each of its paths."""
 
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from lmi import errors
 from lmi.apis.base.api import Api

@@ -5,8 +5,9 @@ text. A temperature of 0 means greedy decoding here, while TGI refuses it.
 """
 
 import secrets
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from lmi.apis.base import parameters, readers
 from lmi.apis.base.parameters import (
@@ -41,8 +42,7 @@ KNOWN_FIELDS = ("inputs", "parameters", "stream", "adapters")
 SAMPLING = ("temperature", "top_k", "top_p", "typical_p")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TgiFormat(AnswerFormat):
+class TgiFormat(AnswerFormat, frozen=True, kw_only=True):
     """The format of an answer. With `is_list` a whole answer is a list of one, as at `/`."""
 
     is_list: bool = False

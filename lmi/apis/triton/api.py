@@ -7,10 +7,10 @@ extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
 from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
 from lmi.apis.base.api import Api

@@ -6,10 +6,10 @@ models.
 """
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from lmi.apis.base import readers
 from lmi.apis.base.parameters import ROWS, Parameter, ParameterTable

@@ -6,8 +6,10 @@ A name means the same at the top level, in `parameters`, and in the JSON text of
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+from msgspec import field
+from msgspec.structs import replace
 
 from lmi.apis.base import readers
 from lmi.apis.base.parameters import ParameterValues, request_of
@@ -35,8 +37,7 @@ from lmi.types import AnswerFormat, OutputFormat
 MAX_ID_BYTES = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TritonFormat(AnswerFormat):
+class TritonFormat(AnswerFormat, frozen=True, kw_only=True):
     """The format of an answer. Each object has the keys of `head`: the id if there is one,
     model_name, model_version.
 

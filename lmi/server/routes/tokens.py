@@ -7,7 +7,8 @@ generation would begin with.
 
 import asyncio
 from contextlib import closing
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from lmi.apis.base.api import AnyApi
 from lmi.apis.base.readers import BodyOutline, boolean

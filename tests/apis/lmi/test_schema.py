@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given, strategies as st
 
@@ -31,11 +31,7 @@ def _request(parameters: dict[str, Any], **others: Any) -> GenerationRequest:
 
 def _fields(parsed: Parsed[lmi.LmiFormat]) -> dict[str, Any]:
     """The fields of the request and of the format of its answer."""
-    return {
-        field.name: getattr(part, field.name)
-        for part in (parsed.request, parsed.format)
-        for field in fields(part)
-    }
+    return msgspec.structs.asdict(parsed.request) | msgspec.structs.asdict(parsed.format)
 
 
 # The documented defaults, from the lists of all backends. None means None or random on that page.

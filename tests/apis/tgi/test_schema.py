@@ -5,9 +5,9 @@ comes out.
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given, strategies as st
 
@@ -33,11 +33,7 @@ def _parse(
 
 def _fields(parsed: Parsed[tgi.TgiFormat]) -> dict[str, Any]:
     """The fields of the request and of the format of its answer."""
-    return {
-        field.name: getattr(part, field.name)
-        for part in (parsed.request, parsed.format)
-        for field in fields(part)
-    }
+    return msgspec.structs.asdict(parsed.request) | msgspec.structs.asdict(parsed.format)
 
 
 def _request(**parameters: Any) -> GenerationRequest:

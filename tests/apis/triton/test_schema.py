@@ -5,11 +5,11 @@ each refusal.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import example, given, strategies as st
+from msgspec.structs import replace
 
 from lmi.apis.base.readers import Parsed
 from lmi.apis.triton import inputs, schema as triton

@@ -12,11 +12,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from handlers.driven.arguments import OPTION_OF
 from handlers.lmi_trtllm import about, options

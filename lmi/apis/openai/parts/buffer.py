@@ -6,38 +6,36 @@ When it yields a Text, the buffer begins right behind it.
 """
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class TextPart:
+
+class TextPart(Struct, frozen=True):
     """Any text of an answer."""
 
     text: str
 
 
-class Text(TextPart):
+class Text(TextPart, frozen=True):
     """Text outside calls."""
 
 
-class Thought(TextPart):
+class Thought(TextPart, frozen=True):
     """Text of the model's thoughts, which stand before the answer."""
 
 
-class Arguments(TextPart):
+class Arguments(TextPart, frozen=True):
     """A further piece of the JSON of the last call's arguments."""
 
 
-@dataclass(frozen=True)
-class ToolCall:
+class ToolCall(Struct, frozen=True):
     """The beginning of a call."""
 
     name: str
 
 
-@dataclass
-class AnswerBuffer:
+class AnswerBuffer(Struct):
     """The text of an answer that has come and is in no part yet."""
 
     # Those that the answer may call, by name.
