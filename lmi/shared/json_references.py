@@ -222,6 +222,26 @@ def inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[Path, object]]:
             yield (keyword,), value
 
 
+def resolve_pointer(root: Mapping[str, Any], reference: str) -> Any:
+    """Return what a pointer such as #/$defs/a points at from the root, None for nothing and for a
+    reference that is no pointer. Source: RFC 6901.
+    """
+    if not _is_pointer(reference):
+        return None
+
+    value: Any = root
+    for part in reference.split("/")[1:]:
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and re.fullmatch("[0-9]{1,9}", key) and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            value = None
+
+    return value
+
+
 def _is_pointer(reference: str) -> bool:
     """Return whether a reference leads from the root of its document downwards."""
     return reference == "#" or reference.startswith("#/")

@@ -4,12 +4,10 @@ A schema that refers to another document is refused, because nothing is fetched,
 be left without structure.
 """
 
-import re
 from typing import Any
-from urllib.parse import unquote
 
 from lmi.errors import InvalidParameter
-from lmi.shared.json_references import with_pointers
+from lmi.shared.json_references import resolve_pointer, with_pointers
 
 MAX_REFERENCES_IN_A_ROW = 100
 REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
@@ -72,26 +70,6 @@ def _check_end(name: str, schema: dict[str, Any], value: Any) -> None:
             return
 
         reference = value["$ref"]
-        value = _at(schema, reference)
+        value = resolve_pointer(schema, reference)
 
     raise InvalidParameter(name, "a JSON schema in which no $ref leads back to itself", reference)
-
-
-def _at(schema: dict[str, Any], reference: str) -> Any:
-    """Return what a JSON pointer such as #/$defs/a points at, None for nothing. Source:
-    RFC 6901.
-    """
-    if reference != "#" and not reference.startswith("#/"):
-        return None
-
-    value: Any = schema
-    for part in reference.split("/")[1:]:
-        key = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(value, dict):
-            value = value.get(key)
-        elif isinstance(value, list) and re.fullmatch("[0-9]{1,9}", key) and int(key) < len(value):
-            value = value[int(key)]
-        else:
-            value = None
-
-    return value

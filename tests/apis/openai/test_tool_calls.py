@@ -380,6 +380,51 @@ def test_an_argument_without_a_type_is_a_text(parameters: dict[str, Any]) -> Non
     assert read(PARSERS["qwen3_xml"], [answer], tools) == [ToolCall("f"), Arguments('{"a": "1"}')]
 
 
+COLOURS = {"enum": [1, 2, None]}
+PLACE = {"title": "Place", "type": "object", "properties": {"city": {"type": "string"}}}
+DEFINITIONS = {
+    "Place": PLACE,
+    "a/b": {"type": "integer"},
+    "again": {"anyOf": [{"$ref": "#/$defs/again"}, {"type": "boolean"}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"$ref": "#/$defs/Place"}, '{"city": "Rome"}', '{"city": "Rome"}'),
+        ({"allOf": [{"$ref": "#/$defs/Place"}]}, '{"city": "Rome"}', '{"city": "Rome"}'),
+        ({"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]}, "None", "null"),
+        ({"$ref": "#/$defs/a~1b"}, "7", "7"),
+        ({"$ref": "#/$defs/again"}, "True", "true"),
+        ({"$ref": "#/$defs/nothing"}, "7", '"7"'),
+        ({"$ref": "https://example.com/a"}, "7", '"7"'),
+        (COLOURS, "2", "2"),
+        (COLOURS, "null", "null"),
+        (COLOURS, "true", '"true"'),
+        ({"const": [1]}, "[1]", "[1]"),
+        ({"type": "string", "enum": ["1", 1]}, "1", '"1"'),
+        ({"enum": ["1", "auto"]}, "1", '"1"'),
+        ({"enum": ["1", "auto"]}, '"auto"', r'"\"auto\""'),
+        ({"type": "integer"}, "20000000000000000000", "20000000000000000000"),
+        ({"type": "integer"}, "-20000000000000000000", "-20000000000000000000"),
+        ({"type": "integer"}, "5.0", "5.0"),
+        ({"type": "integer"}, "5.5", '"5.5"'),
+        ({"type": "number"}, "5.5", "5.5"),
+    ],
+)
+def test_an_argument_has_a_type_that_its_schema_names_in_any_form(
+    schema: dict[str, Any], text: str, value: str
+) -> None:
+    parameters = {"properties": {"a": schema}, "$defs": DEFINITIONS}
+    tools = {"f": {"function": {"name": "f", "parameters": parameters}}}
+    call = f"<function=f><parameter=a>{text}</parameter></function>"
+    assert read(PARSERS["qwen3_xml"], [f"<tool_call>{call}</tool_call>"], tools) == [
+        ToolCall("f"),
+        Arguments(f'{{"a": {value}}}'),
+    ]
+
+
 PIECES = [
     CALL,
     "<tool_call>",

@@ -11,22 +11,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import orjson
-
+from lmi.apis.openai.parts.argument_types import argument_json
 from lmi.apis.openai.parts.buffer import AnswerBuffer, Arguments, CallReading
 from lmi.apis.openai.parts.json_calls import read_head
-
-# The types of a schema that a value of each type has.
-TYPES_OF_VALUES: dict[type, set[str]] = {
-    bool: {"boolean"},
-    int: {"integer", "number"},
-    float: {"number"},
-    type(None): {"null"},
-    dict: {"object"},
-    list: {"array"},
-}
-# Models write them in place of JSON's.
-LITERALS_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 class Tags(NamedTuple):
@@ -57,7 +44,11 @@ def tagged_call(buffer: AnswerBuffer, tags: Tags) -> CallReading:
 
     yield call
 
-    schemas = _schemas_of_arguments(buffer.tools.get(call.name, {}))
+    root = _schema_of_arguments(buffer.tools.get(call.name, {}))
+    schemas = root.get("properties")
+    if not isinstance(schemas, dict):
+        schemas = {}
+
     buffer.text = buffer.text.removeprefix(">")
     has_arguments = False
     while True:
@@ -65,7 +56,7 @@ def tagged_call(buffer: AnswerBuffer, tags: Tags) -> CallReading:
         argument = _argument(text, tags)
         if argument is not None:
             name = argument[1].strip()
-            value = _typed(argument[2], schemas.get(name))
+            value = argument_json(argument[2], schemas.get(name), root)
             buffer.text = text[argument.end() :]
             separator = ", " if has_arguments else "{"
             yield Arguments(f"{separator}{json.dumps(name, ensure_ascii=False)}: {value}")
@@ -82,11 +73,9 @@ def tagged_call(buffer: AnswerBuffer, tags: Tags) -> CallReading:
             yield None
 
 
-def _schemas_of_arguments(tool: Mapping[str, Any]) -> Mapping[str, object]:
-    """Return the schemas of the arguments of a tool, by their names."""
-    parameters = tool.get("function", {}).get("parameters") or {}
-    schemas = parameters.get("properties")
-    return schemas if isinstance(schemas, dict) else {}
+def _schema_of_arguments(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of all arguments of a tool."""
+    return tool.get("function", {}).get("parameters") or {}
 
 
 def _argument(text: str, tags: Tags) -> re.Match[str] | None:
@@ -111,41 +100,6 @@ def _is_after_arguments(text: str, tags: Tags) -> bool:
         return False
 
     return text == tags.end or not tags.end.startswith(text)
-
-
-def _typed(text: str, schema: object) -> str:
-    """Return the JSON of an argument that a model wrote as text: of a type that the schema has,
-    else a text.
-    """
-    stripped = text.strip()
-    literal = LITERALS_OF_PYTHON.get(stripped, stripped)
-    try:
-        types = TYPES_OF_VALUES.get(type(orjson.loads(literal)), set())
-    except ValueError:
-        types = set()
-
-    if types & _types(schema):
-        return literal
-
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _types(schema: object) -> set[str]:
-    """Return the types that a schema has, or one of its choices."""
-    if not isinstance(schema, dict):
-        return set()
-
-    kinds = schema.get("type")
-    if not isinstance(kinds, list):
-        kinds = [kinds]
-
-    types = {kind for kind in kinds if isinstance(kind, str)}
-    for key in ("anyOf", "oneOf"):
-        choices = schema.get(key)
-        if isinstance(choices, list):
-            types.update(*map(_types, choices))
-
-    return types
 
 
 QWEN = Tags(
