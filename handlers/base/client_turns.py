@@ -42,6 +42,8 @@ class ClientTurns(Generic[T]):
 
         # It guards what follows.
         self._lock = threading.Lock()
+        # Whether nothing more begins.
+        self._is_closed = False
         # By client: the work that waits. No line is empty.
         self._lines: dict[int | None, list[PricedWork[T]]] = {}
         # By client: how many of its pieces are in work.
@@ -61,25 +63,43 @@ class ClientTurns(Generic[T]):
         price: float = 1.0,
         since: float | None = None,
     ) -> None:
-        """Let `work` wait for its turn. `future` gets what it returns or raises.
+        """Let `work` wait for its turn. `future` gets what it returns or raises, and is cancelled
+        where the turns are closed before.
 
         Several clients may submit work with the same future: it begins with the first turn of any.
         `since`: what `num_spent` was when the wait of the work began. None: it begins now.
         """
         with self._lock:
-            if client not in self._lines:
-                self._let_in(client)
-
-            line = self._lines.setdefault(client, [])
-            if not any(piece.future is future for piece in line):
+            is_closed = self._is_closed
+            if not is_closed:
                 start = self.num_spent if since is None else since
-                line.append(PricedWork(future, work, price, rank=price + start))
+                self._add(client, PricedWork(future, work, price, rank=price + start))
+                self._start()
 
-            self._start()
+        # Outside the lock, because what waits for it may submit more.
+        if is_closed:
+            future.cancel()
 
     def close(self) -> None:
-        """Begin nothing more. What has begun goes on."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Begin nothing more, and cancel what waits. What has begun goes on."""
+        with self._lock:
+            self._is_closed = True
+            lines = self._lines
+            self._lines = {}
+
+        self._pool.shutdown(wait=False)
+        for line in lines.values():
+            for piece in line:
+                piece.future.cancel()
+
+    def _add(self, client: int | None, piece: PricedWork[T]) -> None:
+        """Let a piece wait, unless the client waits for its future already."""
+        if client not in self._lines:
+            self._let_in(client)
+
+        line = self._lines.setdefault(client, [])
+        if not any(waiting.future is piece.future for waiting in line):
+            line.append(piece)
 
     def _let_in(self, client: int | None) -> None:
         """Let a client begin who has nothing that waits.

@@ -44,9 +44,11 @@ class Reading(Future[Any]):
 class ImageReader(Preparation[Any]):
     """Lets a sequence pass once the images of its request are read.
 
-    Clients take turns, and what they ask for costs by its pixels. These are known from the heads of
-    files, at which a request looks in a turn of its own. Several threads decode files. Only one at
-    a time calls vLLM's processor, whose cache allows no more.
+    Clients take turns, and what they ask for costs by its pixels. So a request has two turns. In
+    the first one a thread looks at the heads of its files, which say how many pixels they have
+    (`begin`). The second one, at that price, decodes the files (`_await_second_turn`, `_read`).
+    Several threads decode files. Only one at a time calls vLLM's processor, whose cache allows no
+    more.
     """
 
     def __init__(self, renderer: Any, max_sequence_length: int, wake: Callable[[], None]) -> None:
@@ -77,19 +79,24 @@ class ImageReader(Preparation[Any]):
         reading = Reading()
         num_pixels = Future[int]()
         start = self._turns.num_spent
-        num_pixels.add_done_callback(partial(self._queue, request, reading, start))
+        num_pixels.add_done_callback(partial(self._await_second_turn, request, reading, start))
 
         check = partial(check_images, request.images, self._limit)
         self._turns.submit(request.client_id, check, num_pixels, HEADS_PRICE)
         return reading
 
-    def _queue(
+    def _await_second_turn(
         self, request: Request, reading: Reading, start: float, num_pixels: Future[int]
     ) -> None:
-        """Let a request wait for its turn to be read, or fail if its images have a fault.
+        """Let a request, at whose heads a thread has looked, wait for its turn to be read.
 
-        Its wait began at `start`, with the wait for the turn to look at the heads.
+        Its wait began at `start`, before the first turn. It fails here if its images have a fault.
         """
+        if num_pixels.cancelled():
+            # The reader is closed.
+            reading.cancel()
+            return
+
         error = num_pixels.exception()
         if error is None:
             work = partial(self._read, request, reading)

@@ -181,3 +181,22 @@ def test_a_client_who_asked_for_nothing_for_long_has_not_saved_up_turns() -> Non
         ["a1", "b1", "a2", "b2"],
         ["b1", "a1", "b2", "a2"],
     )
+
+
+def test_work_that_comes_while_or_after_the_turns_are_closed_is_cancelled_and_none_begins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(1)
+    running = bench.add(HOG, "first turn")
+    wait_until(lambda: "first turn" in bench.begun, "the first turn has begun")
+    second_turn: Future[str] = Future()
+    running.add_done_callback(lambda _: bench.add(HOG, "second turn", second_turn))
+    waiting = bench.add(LIGHT, "waiting")
+
+    bench.turns.close()
+    assert waiting.cancelled()
+
+    bench.ends["first turn"].set()
+    wait_until(second_turn.cancelled, "the second turn is cancelled")
+    assert running.result(TIMEOUT_S) == "first turn"
+    assert bench.begun == ["first turn"] and not caplog.records

@@ -168,6 +168,21 @@ def test_the_images_of_a_client_who_has_left_are_not_read_on() -> None:
     reading.reader.close()
 
 
+def test_a_reader_that_is_closed_leaves_no_request_waiting() -> None:
+    reading = Reading()
+    begun, waiting = sequences(1, client_id=1)[0], sequences(2, client_id=2)[0]
+    reading.begin(begun)
+    assert reading.processor.begun.wait(60)
+
+    reading.reader.close()
+    reading.begin(waiting)
+    [(sequence, future)] = reading.reader.take_done()
+    assert sequence is waiting and future.cancelled()
+
+    reading.processor.may_end.set()
+    assert [sequence for sequence, _ in reading.done()] == [begun]
+
+
 def test_images_of_different_salts_have_different_names_in_caches(reading: Reading) -> None:
     reading.processor.may_end.set()
     for number, salt in enumerate((None, "a", "b", "a")):
