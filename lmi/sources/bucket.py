@@ -121,7 +121,12 @@ class Bucket:
 
                 return None
 
-        return StoredObject(key, answer["ContentLength"], answer["ETag"].strip('"'))
+            size = answer.get("ContentLength")
+            etag = answer.get("ETag")
+            if size is None or etag is None or size < 0:
+                raise NoS3(f"the object has {size} bytes and the ETag {shorten(etag)}")
+
+        return StoredObject(key, size, etag.strip('"'))
 
     def similar(self, key: str) -> str | None:
         """Return a key or folder that is `key` but for the case of its last part or a slash at its

@@ -78,6 +78,26 @@ def test_a_listing_that_is_none_is_one_line(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Length": "2"},
+        {"ETag": '"e"', "Transfer-Encoding": "chunked"},
+        {"ETag": '"e"', "Content-Length": "-2"},
+        {"ETag": '"e"', "Content-Length": "two"},
+    ],
+    ids=["no ETag", "no size", "negative", "text"],
+)
+def test_an_object_without_a_size_or_an_etag_is_one_line(
+    server: HostileS3, bucket: Bucket, headers: dict[str, str]
+) -> None:
+    server.replace("HEAD", Answer(200, headers))
+    with pytest.raises(ModelUnusable, match=r"s3://models/fox\.tar\.gz") as raised:
+        bucket.head("fox.tar.gz")
+
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize(("name", "limit"), [("MAX_PAGES", 5), ("MAX_OBJECTS", 5)])
 def test_a_listing_without_an_end_is_given_up(
     server: HostileS3, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, name: str, limit: int
