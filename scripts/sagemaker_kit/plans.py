@@ -1,27 +1,25 @@
 """The plans: what each word of `scripts/sagemaker` does, as steps.
 
-A model, the configuration of its endpoint and the endpoint have one name, so that one name takes
-all of them down.
+A model, the configuration of its endpoint and the endpoint have one name, which an update lengthens
+by its time, so that one name takes all of them down.
 """
 
 import base64
 import json
 import re
-import time
 from argparse import Namespace
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.sagemaker_kit import configuration, model, scaling
+from scripts.sagemaker_kit import configuration, model, releases, scaling
 from scripts.sagemaker_kit.configuration import VARIANT
+from scripts.sagemaker_kit.releases import GONE, Release
 from scripts.sagemaker_kit.steps import Call, Command, Failed, Plan, Refused, Step, Wait
 
 REPOSITORY = re.compile(
     r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([a-z0-9._/-]+)"
 )
-# what SageMaker says of a name that it does not know
-GONE = r"ValidationException: .*[Cc]ould not find"
 # Of endpoints and components
 UNDER_WAY = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack"})
 DELETING = frozenset({"Deleting"})
@@ -88,6 +86,35 @@ def deploy(options: Namespace) -> Plan:
     return [f"{options.name} is InService\n".encode()]
 
 
+def update(options: Namespace) -> Plan:
+    """Create a model and a configuration, and put them in the place of those that an endpoint
+    serves. These are deleted, or the new ones where SageMaker goes back.
+    """
+    _check_kinds(options)
+    deployment = releases.deployment(options)
+    name = releases.timed_name(options.name)
+    renamed = Namespace(**{**vars(options), "name": name})
+    former = yield from releases.deployed(options.name)
+    yield model.create(renamed, options.multi_model, bool(options.async_output))
+    yield Call("sagemaker", "CreateEndpointConfig", configuration.create(renamed))
+    changes = {"EndpointName": options.name, "EndpointConfigName": name, **deployment}
+    if options.keep_count:
+        changes["RetainAllVariantProperties"] = True
+        changes["ExcludeRetainedVariantProperties"] = [{"VariantPropertyType": "DataCaptureConfig"}]
+
+    yield Call("sagemaker", "UpdateEndpoint", changes)
+    describe = Call("sagemaker", "DescribeEndpoint", {"EndpointName": options.name})
+    described = yield Wait(describe, "EndpointStatus", UNDER_WAY)
+    yield from _check_status(options.name, described, "EndpointStatus")
+    if described.get("EndpointConfigName", name) != name:
+        yield from releases.delete(Release(name, (name,)))
+        reason = described.get("FailureReason", "SageMaker names no reason")
+        raise Failed(f"{options.name} went back to what it served before: {reason}")
+
+    yield from releases.delete(former)
+    return [f"{options.name} is updated\n".encode()]
+
+
 def adapter(options: Namespace) -> Plan:
     """Create the inference component of a LoRA adapter, which works on the base
     component's copies.
@@ -105,7 +132,7 @@ def adapter(options: Namespace) -> Plan:
 
 
 def teardown(options: Namespace) -> Plan:
-    """Delete adapters, base components, endpoint, configuration and model, in this order. What is
+    """Delete adapters, base components, endpoint, configuration and models, in this order. What is
     gone is skipped.
     """
     components = yield from _components(options.name)
@@ -121,11 +148,11 @@ def teardown(options: Namespace) -> Plan:
         describe = Call("sagemaker", "DescribeInferenceComponent", component, GONE)
         yield Wait(describe, "InferenceComponentStatus", DELETING)
 
+    release = yield from releases.deployed(options.name, GONE)
     endpoint = {"EndpointName": options.name}
     yield Call("sagemaker", "DeleteEndpoint", endpoint, GONE)
     yield Wait(Call("sagemaker", "DescribeEndpoint", endpoint, GONE), "EndpointStatus", DELETING)
-    yield Call("sagemaker", "DeleteEndpointConfig", {"EndpointConfigName": options.name}, GONE)
-    yield Call("sagemaker", "DeleteModel", {"ModelName": options.name}, GONE)
+    yield from releases.delete(release)
     return [f"{options.name} is deleted\n".encode()]
 
 
@@ -136,15 +163,18 @@ def _check_flags(options: Namespace) -> None:
             "not take"
         )
 
-    if options.async_output and options.multi_model:
-        raise Refused("an endpoint is either --async or --multi-model")
-
+    _check_kinds(options)
     if options.component and options.memory_mb is None:
         raise Refused(
             "--component needs --memory-mb, the memory that SageMaker reserves for each copy"
         )
 
     scaling.check(options)
+
+
+def _check_kinds(options: Namespace) -> None:
+    if options.async_output and options.multi_model:
+        raise Refused("an endpoint is either --async or --multi-model")
 
 
 def _base_component(options: Namespace) -> dict[str, Any]:
@@ -235,7 +265,7 @@ def transform(options: Namespace) -> Plan:
             "--image"
         )
 
-    job = f"{options.name[:47]}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    job = releases.timed_name(options.name)
     yield Call("sagemaker", "CreateTransformJob", _job(options, job))
     describe = Call("sagemaker", "DescribeTransformJob", {"TransformJobName": job})
     described = yield Wait(describe, "TransformJobStatus", JOB_UNDER_WAY)

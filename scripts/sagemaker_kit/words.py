@@ -55,6 +55,43 @@ def _push(word: ArgumentParser) -> None:
 
 
 def _deploy(word: ArgumentParser) -> None:
+    _release(word)
+    word.add_argument("--component", help="a base inference component of this name, for adapters")
+    word.add_argument(
+        "--memory-mb", type=int, metavar="MB", help="memory of each copy of the component"
+    )
+    word.add_argument("--gpus", type=int, metavar="N", help="GPUs of each copy of the component")
+    _scaling(word)
+
+
+def _update(word: ArgumentParser) -> None:
+    _release(word)
+    word.set_defaults(component=None)
+    word.add_argument(
+        "--rolling",
+        type=int,
+        metavar="PERCENT",
+        help="replace so many of the instances at a time, 5 to 50 (default: start all new ones "
+        "beside the former)",
+    )
+    word.add_argument(
+        "--wait-s", type=int, metavar="S", help="look at the alarms for so long after each batch"
+    )
+    word.add_argument(
+        "--alarm",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a CloudWatch alarm that takes the update back; repeated",
+    )
+    word.add_argument(
+        "--keep-count",
+        action="store_true",
+        help="keep the number of instances, which scaling has set, in place of --count",
+    )
+
+
+def _release(word: ArgumentParser) -> None:
     _model(word, is_required=True)
     word.add_argument(
         "--multi-model",
@@ -74,13 +111,7 @@ def _deploy(word: ArgumentParser) -> None:
         metavar="S",
         help="for the model's files (1800)",
     )
-    word.add_argument("--component", help="a base inference component of this name, for adapters")
-    word.add_argument(
-        "--memory-mb", type=int, metavar="MB", help="memory of each copy of the component"
-    )
-    word.add_argument("--gpus", type=int, metavar="N", help="GPUs of each copy of the component")
     _instances(word)
-    _scaling(word)
     _records(word)
 
 
@@ -246,3 +277,4 @@ WORDS: dict[str, tuple[Callable[[Namespace], Plan], str, Callable[[ArgumentParse
 
 if __name__ == "__main__":
     parse()
+    "update": (plans.update, "put another model or image into an endpoint that serves", _update),

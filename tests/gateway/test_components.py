@@ -216,8 +216,8 @@ def test_an_adapter_answers_by_its_component_also_after_the_gateway_was_killed(
             answer(plane, "poet")
 
 
-def test_the_deploy_kit_deploys_invokes_and_tears_down(plane: ControlPlane) -> None:
-    def kit(*words: str) -> str:
+def test_the_deploy_kit_deploys_updates_invokes_and_tears_down(plane: ControlPlane) -> None:
+    def run_kit(*words: str) -> subprocess.CompletedProcess[str]:
         environ = {
             **ENVIRON,
             **CREDENTIALS,
@@ -226,7 +226,10 @@ def test_the_deploy_kit_deploys_invokes_and_tears_down(plane: ControlPlane) -> N
             "PYTHONPATH": str(ROOT),
         }
         command = [sys.executable, "-P", "-m", "scripts.sagemaker_kit", *words]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+
+    def kit(*words: str) -> str:
+        done = run_kit(*words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -237,7 +240,19 @@ def test_the_deploy_kit_deploys_invokes_and_tears_down(plane: ControlPlane) -> N
 
     assert kit("deploy", "chat", *deploy) == "chat is InService\n"
     assert json.loads(kit("invoke", "chat", "--body", str(body))) == {"generated_text": "hello"}
+
+    assert kit("update", "chat", *deploy, "--rolling", "50") == "chat is updated\n"
+    [updated] = plane.control.list_models(NameContains="chat")["Models"]
+    assert updated["ModelName"] != "chat"
+
+    broken = [word.replace("echo", "broken") for word in deploy]
+    done = run_kit("update", "chat", *broken)
+    assert done.returncode == 1 and "chat went back to what it served before" in done.stderr
+    assert plane.control.list_models(NameContains="chat")["Models"] == [updated]
+    assert json.loads(kit("invoke", "chat", "--body", str(body))) == {"generated_text": "hello"}
     assert kit("teardown", "chat", "--poll", "0.1") == "chat is deleted\n"
+    assert plane.control.list_models(NameContains="chat")["Models"] == []
+    assert plane.control.list_endpoint_configs(NameContains="chat")["EndpointConfigs"] == []
 
     shared = ["--component", "base", "--memory-mb", "1024"]
     assert kit("deploy", "many", *deploy, *shared) == "many is InService\n"

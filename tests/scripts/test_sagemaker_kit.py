@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -33,6 +34,9 @@ ROLE = "arn:aws:iam::123456789012:role/sagemaker"
 GPU = "ml.g6.xlarge"
 DEPLOY = ("deploy", "chat", "--image", IMAGE, "--role", ROLE, "--instance-type", GPU)
 TRANSFORM = (
+UPDATE = ("update", *DEPLOY[1:])
+ROLLING = ("--rolling", "25", "--wait-s", "120", "--alarm", "chat-errors", "--alarm", "chat-slow")
+HYPERPOD = ("hyperpod", "chat", "--image", IMAGE, "--instance-type", GPU)
     "transform",
     "chat",
     "--instance-type",
@@ -77,6 +81,9 @@ COMMANDS: dict[str, Sequence[str]] = {
     "metrics": (*DEPLOY, "--metrics-s", "30"),
     "scaling": (*DEPLOY, "--max-count", "4"),
     "scaling of a component": (*DEPLOY, *COMPONENT, "--min-count", "0", "--max-count", "4"),
+    "update": UPDATE,
+    "rolling update": (*UPDATE, *ROLLING),
+    "update with alarms": (*UPDATE, "--alarm", "chat-errors", "--wait-s", "60", "--keep-count"),
     "teardown of what scales": ("teardown", "chat", "--scaled"),
     "adapter": (
         "adapter",
@@ -385,6 +392,62 @@ def test_tags_are_on_everything_that_is_created() -> None:
 
 
 def test_scaling_follows_the_requests_of_an_instance_or_of_a_components_copy() -> None:
+def test_an_update_has_names_of_its_own_and_deletes_what_was_served_before() -> None:
+    calls = calls_of(UPDATE)
+    assert [call.operation for call in calls] == [
+        "DescribeEndpoint",
+        "DescribeEndpointConfig",
+        "CreateModel",
+        "CreateEndpointConfig",
+        "UpdateEndpoint",
+        "DescribeEndpoint",
+        "DeleteEndpointConfig",
+        "DeleteModel",
+    ]
+    name = calls[4].parameters["EndpointConfigName"]
+    assert re.fullmatch(r"chat-\d{8}-\d{6}", name)
+    assert calls[4].parameters == {"EndpointName": "chat", "EndpointConfigName": name}
+    assert calls[2].parameters["ModelName"] == name
+    assert calls[3].parameters["ProductionVariants"][0]["ModelName"] == name
+    assert calls[7].parameters == {"ModelName": "chat"}
+
+
+def test_a_rolling_update_replaces_a_share_of_the_instances_and_watches_alarms() -> None:
+    assert parameters_of((*UPDATE, *ROLLING), "UpdateEndpoint")["DeploymentConfig"] == {
+        "RollingUpdatePolicy": {
+            "MaximumBatchSize": {"Type": "CAPACITY_PERCENT", "Value": 25},
+            "WaitIntervalInSeconds": 120,
+        },
+        "AutoRollbackConfiguration": {
+            "Alarms": [{"AlarmName": "chat-errors"}, {"AlarmName": "chat-slow"}]
+        },
+    }
+    at_once = parameters_of((*UPDATE, "--alarm", "chat-errors"), "UpdateEndpoint")
+    assert at_once["DeploymentConfig"]["BlueGreenUpdatePolicy"] == {
+        "TrafficRoutingConfiguration": {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": 0}
+    }
+
+
+def test_an_update_may_keep_the_number_of_instances_that_scaling_has_set() -> None:
+    parameters = parameters_of((*UPDATE, "--keep-count"), "UpdateEndpoint")
+    assert parameters["RetainAllVariantProperties"] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--rolling", "51"), "--rolling takes 5 to 50 percent of the instances, given 51"),
+        (("--wait-s", "5"), "--wait-s goes with --rolling or --alarm"),
+        (("--rolling", "50", "--wait-s", "3601"), "WaitIntervalInSeconds is 3601"),
+        (("--rolling", "50", "--alarm", " "), "AlarmName is ' ', its pattern is"),
+    ],
+)
+def test_flags_of_an_update_that_break_a_rule_are_refused(
+    flags: Sequence[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reason in refusal((*UPDATE, *flags), capsys)
+
+
     instances = parameters_of((*DEPLOY, "--max-count", "4"), "RegisterScalableTarget")
     assert instances["ResourceId"] == "endpoint/chat/variant/AllTraffic"
     assert (instances["MinCapacity"], instances["MaxCapacity"]) == (1, 4)
@@ -538,7 +601,7 @@ def test_an_instance_type_that_botocore_does_not_know_is_a_warning(
     assert "ml.g99.xlarge" in capsys.readouterr().err
 
 
-def test_teardown_deletes_adapters_bases_endpoint_configuration_and_model_in_this_order() -> None:
+def test_teardown_deletes_adapters_bases_endpoint_and_what_it_serves_in_this_order() -> None:
     def answer(step: Step) -> Any:
         call = step.call if isinstance(step, Wait) else step
         assert isinstance(call, Call)
@@ -572,8 +635,8 @@ def test_teardown_deletes_adapters_bases_endpoint_configuration_and_model_in_thi
         ("DescribeInferenceComponent", "base"),
         ("DeleteEndpoint", "chat"),
         ("DescribeEndpoint", "chat"),
-        ("DeleteEndpointConfig", "chat"),
-        ("DeleteModel", "chat"),
+        ("DeleteEndpointConfig", "chat-20261130-173355"),
+        ("DeleteModel", "chat-20261130-173355"),
     ]
 
 
@@ -604,6 +667,13 @@ def test_an_adapter_or_a_job_that_fails_says_why_and_shows_its_log(
             return described
 
         assert isinstance(step, Call)
+        if call.operation == "DescribeEndpoint":
+            return {"EndpointConfigName": "chat-20261130-173355"}
+
+        if call.operation == "DescribeEndpointConfig":
+            models = ("chat-20261130-173355", "of-somebody-else")
+            return {"ProductionVariants": [{"ModelName": name} for name in models]}
+
 
         if step.operation == "DescribeLogStreams":
             assert step.parameters.items() >= group.items()
@@ -619,6 +689,8 @@ def test_an_adapter_or_a_job_that_fails_says_why_and_shows_its_log(
 # Against a server in place of AWS, as a user runs it.
 
 
+        ("DescribeEndpoint", "chat"),
+        ("DescribeEndpointConfig", "chat-20261130-173355"),
 def environ_of(url: str = "") -> dict[str, str]:
     """The environment of a user, with an account if `url` stands in for AWS."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
