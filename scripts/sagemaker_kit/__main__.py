@@ -24,7 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         steps = rehearse(plan(options))
         check(steps)
         if options.dry_run:
-            print("\n".join(map(line, steps)))
+            for step in steps:
+                print(line(step))
+
             return 0
 
         account = Account(options.region, getattr(options, "endpoint_url", None), options.poll)

@@ -46,6 +46,12 @@ def create(options: Namespace) -> dict[str, Any]:
     return configuration
 
 
+def instance_types(options: Namespace) -> list[str]:
+    """The first type of instances, and those that are taken when it has no room, in their order."""
+    first = model.instance_type(options)
+    return [first, *(_sagemaker_type("--fallback", name) for name in options.fallback)]
+
+
 def timeouts(options: Namespace) -> dict[str, int]:
     return {
         "ModelDataDownloadTimeoutInSeconds": options.download_timeout,
@@ -80,17 +86,15 @@ def _variant(options: Namespace) -> dict[str, Any]:
 
 def _instances(options: Namespace) -> dict[str, Any]:
     """One type of instances, or pools of which SageMaker takes the first that has room."""
-    first = model.instance_type(options)
-    others = [_sagemaker_type("--fallback", name) for name in options.fallback]
-    types = [first, *others]
-    if others:
+    types = instance_types(options)
+    if len(types) > 1:
         pools = [
             {"InstanceType": name, "Priority": priority}
             for priority, name in enumerate(types, start=1)
         ]
         instances: dict[str, Any] = {"InstancePools": pools}
     else:
-        instances = {"InstanceType": first}
+        instances = {"InstanceType": types[0]}
 
     ami_version = options.ami_version or _default_ami(types)
     if ami_version:

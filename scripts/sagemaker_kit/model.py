@@ -13,6 +13,7 @@ MAX_ENTRIES = 100
 MAX_ENTRY_BYTES = 1024
 MAX_BYTES = 32 * 1024
 ADVICE = "put it into the serving.properties beside the model instead"
+ARCHIVES = (".tar.gz", ".tgz")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -24,7 +25,7 @@ def create(options: Namespace, several: str | None = None, is_async: bool = Fals
         raise Refused("--image needs --role, the role that SageMaker takes on")
 
     container: dict[str, Any] = {"Image": options.image, "Mode": "SingleModel"}
-    variables = _environment(options.env)
+    variables = environment(options.env)
     if several:
         container |= _several(options, several)
     elif options.model and "://" in options.model:
@@ -109,7 +110,7 @@ def _in_s3(source: str) -> dict[str, str]:
     if not source.startswith("s3://"):
         raise Refused(f"--model takes s3://… or the id of a model on the hub, given {source}")
 
-    if source.endswith((".tar.gz", ".tgz")):
+    if source.endswith(ARCHIVES):
         return {"S3Uri": source, "S3DataType": "S3Object", "CompressionType": "Gzip"}
 
     if source.endswith(".tar"):
@@ -136,7 +137,7 @@ def _name_hub_id(options: Namespace, variables: dict[str, str]) -> None:
         )
 
 
-def _environment(pairs: Iterable[str]) -> dict[str, str]:
+def environment(pairs: Iterable[str]) -> dict[str, str]:
     """Return the entries of `--env KEY=VALUE`. A key that is given twice with two values is
     refused.
     """

@@ -5,7 +5,7 @@ before any is.
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 
-from scripts.sagemaker_kit import plans
+from scripts.sagemaker_kit import hyperpod, plans
 from scripts.sagemaker_kit.steps import Plan
 
 
@@ -184,6 +184,59 @@ def _records(word: ArgumentParser) -> None:
     )
 
 
+def _hyperpod(word: ArgumentParser) -> None:
+    word.add_argument("--image", required=True, metavar="URI", help="the image in ECR")
+    word.add_argument("--instance-type", required=True, metavar="T", help="such as ml.g6.xlarge")
+    word.add_argument(
+        "--fallback",
+        action="append",
+        default=[],
+        metavar="T",
+        help="another instance type, taken when those before it have no room; repeated",
+    )
+    word.add_argument("--count", type=int, default=1, help="replicas (1)")
+    word.add_argument(
+        "--model",
+        required=True,
+        help="s3://BUCKET/PREFIX, fsx://FILE-SYSTEM/FOLDER or the id of a model on the hub",
+    )
+    word.add_argument(
+        "--hf-token-secret", metavar="NAME/KEY", help="the Kubernetes secret with the hub's token"
+    )
+    word.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="a variable of the container; repeated",
+    )
+    word.add_argument(
+        "--path", default="invocations", help="where requests of the endpoint go (invocations)"
+    )
+    word.add_argument(
+        "--routing",
+        choices=hyperpod.ROUTINGS,
+        help="which replica gets a request (default: the one with the fewest requests)",
+    )
+    word.add_argument(
+        "--gpus", type=int, metavar="N", help="GPUs of a replica (1 where there are some)"
+    )
+    word.add_argument("--cpus", type=int, metavar="N", help="cores of a replica")
+    word.add_argument("--memory-mb", type=int, metavar="MB", help="memory of a replica")
+    word.add_argument(
+        "--startup-timeout", type=int, default=1800, metavar="S", help="until /ping is 200 (1800)"
+    )
+    word.add_argument("--namespace", help="of the cluster")
+    word.add_argument("--certificates", metavar="S3", help="where the operator puts certificates")
+    word.add_argument("--capture", metavar="S3", help="capture requests and answers there")
+    word.add_argument(
+        "--capture-percent", type=int, default=100, metavar="P", help="share that is captured (100)"
+    )
+    word.add_argument(
+        "--tag", action="append", default=[], metavar="K=V", help="of the endpoint; repeated"
+    )
+
+
 def _teardown(word: ArgumentParser) -> None:
     word.add_argument(
         "--scaled", action="store_true", help="end the scaling that deploy --max-count began"
@@ -260,6 +313,7 @@ def _invoke(word: ArgumentParser) -> None:
 WORDS: dict[str, tuple[Callable[[Namespace], Plan], str, Callable[[ArgumentParser], None]]] = {
     "push": (plans.push, "bring an image into ECR", _push),
     "deploy": (plans.deploy, "create a model and an endpoint, and wait until it serves", _deploy),
+    "update": (plans.update, "put another model or image into an endpoint that serves", _update),
     "adapter": (plans.adapter, "load a LoRA adapter as an inference component", _adapter),
     "transform": (
         plans.transform,
@@ -267,6 +321,11 @@ WORDS: dict[str, tuple[Callable[[Namespace], Plan], str, Callable[[ArgumentParse
         _transform,
     ),
     "invoke": (plans.invoke, "send one request and print the answer", _invoke),
+    "hyperpod": (
+        hyperpod.hyperpod,
+        "print the manifest for HyperPod's inference operator, and send nothing",
+        _hyperpod,
+    ),
     "teardown": (
         plans.teardown,
         "delete the endpoint and all that it consists of",
@@ -277,4 +336,3 @@ WORDS: dict[str, tuple[Callable[[Namespace], Plan], str, Callable[[ArgumentParse
 
 if __name__ == "__main__":
     parse()
-    "update": (plans.update, "put another model or image into an endpoint that serves", _update),

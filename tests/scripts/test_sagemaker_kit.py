@@ -17,6 +17,7 @@ from typing import Any
 
 import boto3
 import pytest
+import yaml
 from botocore import xform_name
 from botocore.exceptions import ClientError
 from botocore.stub import Stubber
@@ -33,10 +34,10 @@ IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/lmi:chat"
 ROLE = "arn:aws:iam::123456789012:role/sagemaker"
 GPU = "ml.g6.xlarge"
 DEPLOY = ("deploy", "chat", "--image", IMAGE, "--role", ROLE, "--instance-type", GPU)
-TRANSFORM = (
 UPDATE = ("update", *DEPLOY[1:])
 ROLLING = ("--rolling", "25", "--wait-s", "120", "--alarm", "chat-errors", "--alarm", "chat-slow")
 HYPERPOD = ("hyperpod", "chat", "--image", IMAGE, "--instance-type", GPU)
+TRANSFORM = (
     "transform",
     "chat",
     "--instance-type",
@@ -80,10 +81,10 @@ COMMANDS: dict[str, Sequence[str]] = {
     "prefix-aware routing": (*DEPLOY, *PREFIX_AWARE),
     "metrics": (*DEPLOY, "--metrics-s", "30"),
     "scaling": (*DEPLOY, "--max-count", "4"),
-    "scaling of a component": (*DEPLOY, *COMPONENT, "--min-count", "0", "--max-count", "4"),
     "update": UPDATE,
     "rolling update": (*UPDATE, *ROLLING),
     "update with alarms": (*UPDATE, "--alarm", "chat-errors", "--wait-s", "60", "--keep-count"),
+    "scaling of a component": (*DEPLOY, *COMPONENT, "--min-count", "0", "--max-count", "4"),
     "teardown of what scales": ("teardown", "chat", "--scaled"),
     "adapter": (
         "adapter",
@@ -391,7 +392,6 @@ def test_tags_are_on_everything_that_is_created() -> None:
         assert call.parameters["Tags"] == [{"Key": "team", "Value": "chat"}], call.operation
 
 
-def test_scaling_follows_the_requests_of_an_instance_or_of_a_components_copy() -> None:
 def test_an_update_has_names_of_its_own_and_deletes_what_was_served_before() -> None:
     calls = calls_of(UPDATE)
     assert [call.operation for call in calls] == [
@@ -448,6 +448,7 @@ def test_flags_of_an_update_that_break_a_rule_are_refused(
     assert reason in refusal((*UPDATE, *flags), capsys)
 
 
+def test_scaling_follows_the_requests_of_an_instance_or_of_a_components_copy() -> None:
     instances = parameters_of((*DEPLOY, "--max-count", "4"), "RegisterScalableTarget")
     assert instances["ResourceId"] == "endpoint/chat/variant/AllTraffic"
     assert (instances["MinCapacity"], instances["MaxCapacity"]) == (1, 4)
@@ -489,6 +490,54 @@ def test_flags_of_the_configuration_that_break_a_rule_are_refused(
     flags: Sequence[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert reason in refusal((*DEPLOY, *flags), capsys)
+
+
+def manifest_of(*flags: str) -> dict[str, Any]:
+    plan, options = parse((*HYPERPOD, *flags))
+    [text] = carry_out(plan(options), lambda step: pytest.fail(f"{step} is sent"))
+    parsed: dict[str, Any] = yaml.safe_load(text)
+    return parsed
+
+
+def test_a_manifest_for_hyperpod_mounts_the_model_and_asks_where_the_server_answers() -> None:
+    manifest = manifest_of("--model", "s3://models/llama/8b/", "--region", "eu-west-1")
+    assert (manifest["kind"], manifest["metadata"]) == ("InferenceEndpointConfig", {"name": "chat"})
+
+    spec = manifest["spec"]
+    assert spec["instanceType"] == GPU and spec["invocationEndpoint"] == "invocations"
+    assert spec["modelSourceConfig"] == {
+        "modelSourceType": "s3",
+        "s3Storage": {"bucketName": "models", "region": "eu-west-1"},
+        "modelLocation": "llama/8b",
+    }
+    worker = spec["worker"]
+    assert worker["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert worker["modelVolumeMount"]["mountPath"] == "/opt/ml/model"
+    assert worker["probes"]["readinessProbe"]["httpGet"] == {"path": "/ping", "port": 8080}
+
+
+def test_a_manifest_for_hyperpod_without_gpus_says_what_a_replica_takes() -> None:
+    flags = ("--instance-type", "ml.c7i.2xlarge", "--cpus", "4", "--memory-mb", "8192")
+    spec = manifest_of("--model", "Qwen/Qwen3-8B", *flags)["spec"]
+    requests = {"cpu": "4", "memory": "8192Mi"}
+    assert spec["worker"]["resources"] == {"requests": requests}
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("s3://models/llama/",), "a model in S3 needs --region"),
+        (("s3://models/a.tar.gz", "--region", "eu-west-1"), "HyperPod mounts a prefix"),
+        (("./llama",), "--model takes s3://BUCKET/PREFIX, fsx://"),
+        (("a/b", "--hf-token-secret", "hub"), "--hf-token-secret takes NAME/KEY"),
+        (("a/b", "--instance-type", "ml.c7i.large"), "needs --cpus or --memory-mb"),
+        (("a/b", "--instance-type", "g6.xlarge"), "--instance-type takes SageMaker's types"),
+    ],
+)
+def test_flags_of_a_manifest_that_break_a_rule_are_refused(
+    flags: Sequence[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reason in refusal((*HYPERPOD, "--model", *flags), capsys)
 
 
 def test_an_adapter_names_its_base_and_its_archive() -> None:
@@ -618,6 +667,13 @@ def test_teardown_deletes_adapters_bases_endpoint_and_what_it_serves_in_this_ord
         if isinstance(step, Wait):
             return None
 
+        if call.operation == "DescribeEndpoint":
+            return {"EndpointConfigName": "chat-20261130-173355"}
+
+        if call.operation == "DescribeEndpointConfig":
+            models = ("chat-20261130-173355", "of-somebody-else")
+            return {"ProductionVariants": [{"ModelName": name} for name in models]}
+
         return {
             "Specification": {"BaseInferenceComponentName": "base"}
             if name == "poet"
@@ -633,6 +689,8 @@ def test_teardown_deletes_adapters_bases_endpoint_and_what_it_serves_in_this_ord
         ("DescribeInferenceComponent", "poet"),
         ("DeleteInferenceComponent", "base"),
         ("DescribeInferenceComponent", "base"),
+        ("DescribeEndpoint", "chat"),
+        ("DescribeEndpointConfig", "chat-20261130-173355"),
         ("DeleteEndpoint", "chat"),
         ("DescribeEndpoint", "chat"),
         ("DeleteEndpointConfig", "chat-20261130-173355"),
@@ -667,13 +725,6 @@ def test_an_adapter_or_a_job_that_fails_says_why_and_shows_its_log(
             return described
 
         assert isinstance(step, Call)
-        if call.operation == "DescribeEndpoint":
-            return {"EndpointConfigName": "chat-20261130-173355"}
-
-        if call.operation == "DescribeEndpointConfig":
-            models = ("chat-20261130-173355", "of-somebody-else")
-            return {"ProductionVariants": [{"ModelName": name} for name in models]}
-
 
         if step.operation == "DescribeLogStreams":
             assert step.parameters.items() >= group.items()
@@ -689,8 +740,6 @@ def test_an_adapter_or_a_job_that_fails_says_why_and_shows_its_log(
 # Against a server in place of AWS, as a user runs it.
 
 
-        ("DescribeEndpoint", "chat"),
-        ("DescribeEndpointConfig", "chat-20261130-173355"),
 def environ_of(url: str = "") -> dict[str, str]:
     """The environment of a user, with an account if `url` stands in for AWS."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
@@ -921,7 +970,16 @@ def test_nothing_listens_is_one_line(body: Path) -> None:
 
 
 def test_every_word_explains_itself() -> None:
-    for word in ("push", "deploy", "adapter", "transform", "invoke", "teardown"):
+    for word in (
+        "push",
+        "deploy",
+        "update",
+        "adapter",
+        "transform",
+        "invoke",
+        "hyperpod",
+        "teardown",
+    ):
         with pytest.raises(SystemExit, match="0"):
             main([word, "--help"])
 
