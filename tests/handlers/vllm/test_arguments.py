@@ -4,6 +4,7 @@ the KV cache.
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from pathlib import Path
@@ -145,6 +146,35 @@ def engine_config(arguments: ModuleType, engine: EngineConfig, folder: Path) -> 
         return arguments.AsyncEngineArgs(
             **arguments.engine_arguments(engine, str(folder))
         ).create_engine_config()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "error"),
+    [
+        ("stranger", "contains custom code which must be executed"),
+        ("llama", "architectures .'Stranger'. are not supported"),
+    ],
+)
+def test_code_that_a_checkpoint_names_does_not_run_unless_it_is_trusted(
+    arguments: ModuleType, folder: Path, model_type: str, error: str
+) -> None:
+    """CVE-2026-22807: vLLM before 0.14 ran it, whatever trust_remote_code said."""
+    checkpoint = json.loads((folder / "config.json").read_text())
+    checkpoint["architectures"] = ["Stranger"]
+    checkpoint["model_type"] = model_type
+    checkpoint["auto_map"] = {
+        "AutoConfig": "stranger.StrangerConfig",
+        "AutoModel": "stranger.Stranger",
+        "AutoModelForCausalLM": "stranger.Stranger",
+    }
+    (folder / "config.json").write_text(json.dumps(checkpoint))
+    trace = folder / "code-has-run"
+    (folder / "stranger.py").write_text(f"open({str(trace)!r}, 'w').close()\n")
+
+    with pytest.raises(ValueError, match=error):
+        engine_config(arguments, config(), folder)
+
+    assert not trace.exists()
 
 
 @pytest.mark.parametrize(
