@@ -8,6 +8,8 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from lmi.shared.machine import MB, memory_limit
+
 # The unit of the processor times that the kernel tells.
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -120,5 +122,14 @@ def describe_exit(code: int) -> str:
     # A real-time signal has no name.
     is_named = -code in [*signal.Signals]
     name = signal.Signals(-code).name if is_named else f"signal {-code}"
-    hint = ", which the kernel also does when memory runs out" if -code == signal.SIGKILL else ""
+    hint = _hint_of_memory() if -code == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"
+
+
+def _hint_of_memory() -> str:
+    limit = memory_limit()
+    allowed = ""
+    if limit.source:
+        allowed = f" ({limit.num_bytes // MB} MB are allowed here: {limit.source})"
+
+    return f", which the kernel also does when memory runs out{allowed}"

@@ -105,6 +105,11 @@ HINTS = (
     Hint(
         "engine_lost", "did not finish loading", "--model-loading-timeout SECONDS gives it longer"
     ),
+    Hint(
+        "engine_lost",
+        "memory runs out",
+        "a larger limit of memory, or a smaller model, unless somebody else killed it",
+    ),
     Hint("engine_lost", "", "its own messages stand further up in this log"),
     Hint("front_end_lost", "", LOG),
     Hint("gateway_lost", "", LOG),

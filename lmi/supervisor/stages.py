@@ -25,7 +25,7 @@ from lmi.settings.listeners import User
 from lmi.settings.resolve import Resolved
 from lmi.settings.start import Fetched
 from lmi.shared.linux import SUPERVISOR_PID
-from lmi.shared.machine import PROC, num_free_tasks
+from lmi.shared.machine import MB, PROC, memory_limit, num_free_tasks
 from lmi.shared.state import SupervisorRecord
 from lmi.sources import fetches
 from lmi.supervisor.child import Child, ChildKind
@@ -38,6 +38,8 @@ MIN_OPEN_FILES = 64
 # steps.
 NUM_OWN_TASKS = 3
 NUM_TASKS_EACH = 2
+# With less, a server of the engine echo without a model is killed while it starts.
+MIN_MEMORY = 64 * MB
 # The deaths of one stage by signals or faults of ours; each try goes on where the last one ended.
 MAX_DEATHS = 3
 
@@ -69,6 +71,16 @@ def check_task_limit(num_front_ends: int, num_engines: int, proc: Path = PROC) -
         raise StartError(
             f"a server needs {num_needed} more processes and threads, and only {num_free} may be "
             "started here (pids.max of a control group, `ulimit -u`, RLIMIT_NPROC)"
+        )
+
+
+def check_memory(proc: Path = PROC) -> None:
+    """Raise StartError if no server fits into the memory that this process may use."""
+    limit = memory_limit(proc)
+    if limit.num_bytes < MIN_MEMORY:
+        raise StartError(
+            f"a server needs {MIN_MEMORY // MB} MB of memory beside its model, and only "
+            f"{limit.num_bytes // MB} MB are allowed here ({limit.source or 'the whole machine'})"
         )
 
 

@@ -566,6 +566,7 @@ def serve(resolved: Resolved, settle: Settle) -> int:
     before any child has started.
     """
     config = resolved.config.server
+    stages.check_memory()
     stages.raise_file_limit()
     num_engines = 1 if config.multi_model else resolved.config.engine.num_engines
     stages.check_task_limit(config.frontend_workers, num_engines)

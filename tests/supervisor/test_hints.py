@@ -123,8 +123,13 @@ ROOT = Path(__file__).parents[2]
         ),
         (
             "engine_lost",
-            "engine 0 died 3 times, the last time it was killed by SIGKILL",
+            "engine 0 died 3 times, the last time it was killed by SIGSEGV",
             "its own messages",
+        ),
+        (
+            "engine_lost",
+            "… was killed by SIGKILL, which the kernel also does when memory runs out (9 MB …)",
+            "a larger limit of memory",
         ),
         ("start_failed", "KeyError: 'a'", LOG),
         ("port_unavailable", "port 8080 is taken", "--port"),
