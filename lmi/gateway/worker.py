@@ -18,7 +18,7 @@ import lmi.shared.log
 from lmi.errors import BadConfiguration
 from lmi.gateway import local_url
 from lmi.gateway.application import Gateway
-from lmi.gateway.errors import AwsError, unavailable
+from lmi.gateway.errors import AwsError
 from lmi.gateway.settings import GatewaySettings
 from lmi.gateway.stores import NO_BOTO3, S3_SCHEME
 from lmi.http.browsers import is_loopback
@@ -30,6 +30,7 @@ from lmi.shared.log import escape, is_text
 # The time for requests that are still open at SIGTERM.
 FINISH_S = 25
 KEEP_ALIVE_S = 120
+KINDS_OF_REFUSALS = {408: "RequestTimeoutException", 503: "ServiceUnavailable"}
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +40,15 @@ class AwsProtocol(GuardedProtocol):
 
     def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
         """Return the body and further lines of the head of a refusal."""
-        message = str(refusal)
-        if refusal.status == 503:
-            error = unavailable(message)
-        else:
-            error = AwsError("ValidationError", refusal.status, message)
-
+        error = error_of(refusal)
         lines = f"x-amzn-requestid: {uuid.uuid4()}\r\nx-amzn-errortype: {error.kind}\r\n"
         return orjson.dumps(error.members), lines
+
+
+def error_of(refusal: Refusal) -> AwsError:
+    """Return a refusal as an error of AWS's API."""
+    kind = KINDS_OF_REFUSALS.get(refusal.status, "ValidationError")
+    return AwsError(kind, refusal.status, str(refusal))
 
 
 def run(settings: GatewaySettings) -> int:

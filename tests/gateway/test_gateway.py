@@ -23,6 +23,8 @@ from botocore.exceptions import ClientError, EventStreamError
 from hypothesis import given, settings, strategies as st
 
 from lmi.gateway.eventstream import failure, part
+from lmi.gateway.worker import error_of
+from lmi.http.protocol import Refusal
 from tests import machine
 from tests.gateway.gateways import (
     READY,
@@ -654,6 +656,11 @@ def test_what_is_refused_below_http_has_the_form_of_the_api_too(
 
     assert (response.status, response.getheader("x-amzn-ErrorType")) == (status, "ValidationError")
     assert response.getheader("x-amzn-RequestId") and list(body) == ["Message"]
+
+
+def test_a_request_that_comes_too_slowly_has_aws_class_for_it() -> None:
+    error = error_of(Refusal(408, "the request body came too slowly"))
+    assert (error.kind, error.status) == ("RequestTimeoutException", 408)
 
 
 @pytest.mark.parametrize(
