@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -14,15 +15,24 @@ from starlette.types import Receive, Scope, Send
 from lmi.errors import ClientGone, ForeignPage, LmiError, Overloaded
 from lmi.gateway import eventstream
 from lmi.gateway.async_invocations import AsyncInvocations
+from lmi.gateway.async_job import AsyncJob
 from lmi.gateway.async_queue import AsyncQueue
 from lmi.gateway.bearer_tokens import BearerTokens
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import AwsEndpoint, Endpoints, EndpointTable
-from lmi.gateway.errors import AwsError, model_error, too_large, unavailable
+from lmi.gateway.errors import (
+    AwsError,
+    invalid,
+    model_error,
+    too_large,
+    unavailable,
+    unknown_operation,
+)
 from lmi.gateway.exchange import AwsExchange
-from lmi.gateway.members import PREFIX
+from lmi.gateway.members import COMPONENT_NAME, PREFIX
 from lmi.gateway.model_store import ModelStore
 from lmi.gateway.request_prefix import RequestPrefix
+from lmi.gateway.routing_target import MAX_ATTEMPTS, Destination, RoutingTarget, is_refusal
 from lmi.gateway.settings import GatewaySettings
 from lmi.gateway.signatures import Signatures, Signed
 from lmi.gateway.stores import Answers, Inputs
@@ -48,6 +58,16 @@ BROKEN = "The connection to your model primary was lost before the inference res
 
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RoutedAnswer:
+    """The answer of a destination of an inference router, and why the router chose it."""
+
+    response: ContainerResponse
+    body: bytes
+    destination: Destination
+    reason: str
 
 
 class Gateway:
@@ -125,14 +145,13 @@ class Gateway:
             handler = _find_handler(exchange)
 
         if handler is None:
-            raise AwsError(
-                "UnknownOperationException",
-                404,
-                "The requested operation is not supported by the gateway.",
-            )
+            raise unknown_operation()
 
         signed = self._check_head(exchange, takes_tokens=handler is Gateway.chat)
         max_bytes = self.settings.max_body_bytes
+        if exchange.is_routed:
+            max_bytes = min(max_bytes, LARGE_BODY_BYTES)
+
         try:
             exchange.payload = await exchange.body(max_bytes, self.body_memory)
         except BodyTooLarge:
@@ -161,8 +180,10 @@ class Gateway:
 
     async def invoke(self, exchange: AwsExchange) -> None:
         """Send the container's whole response."""
+        values = exchange.values("InvokeEndpoint")
+        endpoint = self._find(exchange, values)
         timeout_s = self.settings.timeout_s
-        async with self._invocation(exchange, "InvokeEndpoint", timeout_s) as response:
+        async with self._invocation(exchange, endpoint, values, timeout_s) as response:
             if response.is_chunked:
                 log.warning(
                     "the container's answer is chunked: an asynchronous endpoint would refuse it"
@@ -175,9 +196,10 @@ class Gateway:
 
     async def stream(self, exchange: AwsExchange) -> None:
         """Send the container's response as an event stream, part by part."""
-        operation = "InvokeEndpointWithResponseStream"
+        values = exchange.values("InvokeEndpointWithResponseStream")
+        endpoint = self._find(exchange, values)
         timeout_s = self.settings.stream_timeout_s
-        async with self._invocation(exchange, operation, timeout_s) as response:
+        async with self._invocation(exchange, endpoint, values, timeout_s) as response:
             headers = headers_for_client(response, exchange.variant)
             headers.append((PREFIX + "Content-Type", response.header("content-type")))
             async with aclosing(self.settings.parts.cut(response)) as parts:
@@ -232,12 +254,35 @@ class Gateway:
         endpoint = self._find(exchange, exchange.values("InvokeEndpointAsync"))
         await endpoint.container.check_was_ready()
         job = await self._async_invocations.accept(exchange, endpoint)
-        locations = [
-            (PREFIX + "OutputLocation", job.output),
-            (PREFIX + "FailureLocation", job.failure),
+        await _send_acceptance(exchange, job)
+
+    async def route(self, exchange: AwsExchange) -> None:
+        """Send the whole response of a destination of an inference router, of a second one where
+        the first one refuses.
+        """
+        values = exchange.values("InvokeInferenceRouter")
+        target = self._routing_target(exchange, values)
+        if target.answers is not None:
+            raise invalid(f"Routing target {target.name} is for asynchronous requests.")
+
+        if not exchange.payload:
+            raise invalid("Body must not be empty.")
+
+        answer = await self._routed(exchange, target, values)
+        headers = [
+            *headers_for_client(answer.response, exchange.variant),
+            (PREFIX + "Invoked-Routed-Resource-Arn", answer.destination.arn),
+            (PREFIX + "Invoked-Routing-Reason", answer.reason),
         ]
-        body = orjson.dumps({"InferenceId": job.inference_id})
-        await exchange.send_whole(202, "application/json", body, locations)
+        media_type = answer.response.header("content-type")
+        await exchange.send_whole(200, media_type, answer.body, headers)
+
+    async def route_later(self, exchange: AwsExchange) -> None:
+        """Accept an async invocation of an inference router, and send where its answer will be."""
+        values = exchange.values("InvokeInferenceRouterAsync")
+        target = self._routing_target(exchange, values)
+        job = await self._async_invocations.accept_routed(exchange, target)
+        await _send_acceptance(exchange, job)
 
     async def control(self, exchange: AwsExchange) -> None:
         """Answer AWS JSON 1.1: a POST of / that names the operation in X-Amz-Target."""
@@ -251,15 +296,58 @@ class Gateway:
         exchange.variant = endpoint.variant
         return endpoint
 
+    def _routing_target(self, exchange: AwsExchange, values: dict[str, str]) -> RoutingTarget:
+        """Return what a request to an inference router means. Raises AwsError."""
+        return self.endpoints.routing_target(
+            exchange.names["router"], values.get("RoutingTargetName", "")
+        )
+
+    async def _routed(
+        self, exchange: AwsExchange, target: RoutingTarget, values: dict[str, str]
+    ) -> RoutedAnswer:
+        """Return the answer of the first destination that takes a request. Raises AwsError."""
+        tried: list[Destination] = []
+        refusal = target.not_served()
+        for destination in target.in_order()[:MAX_ATTEMPTS]:
+            try:
+                response, body = await self._ask(exchange, destination, values)
+            except AwsError as error:
+                if not is_refusal(error):
+                    raise
+
+                log.warning("%s has refused a request of a router: %s", destination.arn, error)
+                refusal = error
+                tried.append(destination)
+            else:
+                reason = target.reason(destination, tried)
+                return RoutedAnswer(response, body, destination, reason)
+
+        raise refusal
+
+    async def _ask(
+        self, exchange: AwsExchange, destination: Destination, values: dict[str, str]
+    ) -> tuple[ContainerResponse, bytes]:
+        """Return the response of a router's destination, and its body. Raises AwsError."""
+        if destination.component:
+            values = {**values, COMPONENT_NAME.name: destination.component}
+
+        endpoint = self.endpoints.find(destination.endpoint, values)
+        exchange.variant = endpoint.variant
+        timeout_s = self.settings.timeout_s
+        async with self._invocation(exchange, endpoint, values, timeout_s) as response:
+            return response, await response.read()
+
     @asynccontextmanager
     async def _invocation(
-        self, exchange: AwsExchange, operation: str, timeout_s: float
+        self,
+        exchange: AwsExchange,
+        endpoint: AwsEndpoint,
+        values: dict[str, str],
+        timeout_s: float,
     ) -> AsyncIterator[ContainerResponse]:
         """Yield the model's response. Raises AwsError for an error of the container, or where none
         came in time.
         """
-        values = exchange.values(operation)
-        endpoint = self._find(exchange, values)
         target = values.get("TargetModel")
         async with (
             self._target_models.path(endpoint, target, exchange.region) as path,
@@ -284,7 +372,7 @@ class Gateway:
         block runs.
         """
         adapter = self.endpoints.adapter(endpoint.name, values.get("InferenceComponentName"))
-        headers = exchange.headers_for_container(values, adapter)
+        headers = exchange.headers_for_container(values, endpoint.name, adapter)
         await endpoint.container.check_was_ready()
         try:
             identifier = values.get("PrefixAwareId", "")
@@ -333,6 +421,7 @@ def _queue(settings: GatewaySettings) -> AsyncQueue:
 
 
 ENDPOINT = "/endpoints/(?P<endpoint>[^/]+)"
+ROUTER = "/inference-routers/(?P<router>[^/]+)"
 COMPONENT = "(/inference-components/(?P<component>[^/]+))?"
 # The operations by the path of a POST.
 ROUTES = {
@@ -340,6 +429,8 @@ ROUTES = {
     f"{ENDPOINT}/invocations-response-stream": Gateway.stream,
     f"{ENDPOINT}/async-invocations": Gateway.invoke_later,
     f"{ENDPOINT}{COMPONENT}/openai/v1/chat/completions": Gateway.chat,
+    f"{ROUTER}/invocations": Gateway.route,
+    f"{ROUTER}/async-invocations": Gateway.route_later,
     "/": Gateway.control,
 }
 
@@ -369,6 +460,16 @@ async def _text_of_error(response: ContainerResponse) -> str:
         content += chunk
 
     return content.decode(errors="replace")
+
+
+async def _send_acceptance(exchange: AwsExchange, job: AsyncJob) -> None:
+    """Send where the answer of an async invocation will be."""
+    locations = [
+        (PREFIX + "OutputLocation", job.output),
+        (PREFIX + "FailureLocation", job.failure),
+    ]
+    body = orjson.dumps({"InferenceId": job.inference_id})
+    await exchange.send_whole(202, "application/json", body, locations)
 
 
 def headers_for_client(response: ContainerResponse, variant: str) -> list[Header]:

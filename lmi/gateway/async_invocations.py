@@ -15,14 +15,17 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import msgspec
+
 from lmi.gateway.async_job import TIMEOUT_S, AsyncJob
 from lmi.gateway.async_queue import AsyncQueue
-from lmi.gateway.container import ContainerFault, OutOfTime
+from lmi.gateway.container import ContainerFault, OutOfTime, Unreachable
 from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint, EndpointTable
 from lmi.gateway.errors import AwsError, invalid, too_large, unavailable
 from lmi.gateway.exchange import AwsExchange
 from lmi.gateway.members import PREFIX
-from lmi.gateway.stores import Answers, Inputs, StoreError
+from lmi.gateway.routing_target import RoutingTarget, in_order, is_refusal
+from lmi.gateway.stores import AnswerRoots, Answers, Inputs, StoreError
 from lmi.gateway.threads import run_in_thread
 
 INPUT_LOCATION = PREFIX + "InputLocation"
@@ -76,7 +79,25 @@ class AsyncInvocations:
 
     async def accept(self, exchange: AwsExchange, endpoint: AwsEndpoint) -> AsyncJob:
         """Begin and return the invocation that a request asks for. Raises AwsError."""
-        job = _read_job(exchange, endpoint, self._inputs, self._answers)
+        values = exchange.values("InvokeEndpointAsync")
+        job = _read_job(exchange, values, endpoint.answers, self._inputs, self._answers)
+        headers = exchange.headers_for_container(values, endpoint.name)
+        job = msgspec.structs.replace(job, endpoint=endpoint.name, headers=headers)
+        await self.add(job)
+        return job
+
+    async def accept_routed(self, exchange: AwsExchange, target: RoutingTarget) -> AsyncJob:
+        """Begin and return the invocation of an inference router. Raises AwsError."""
+        if target.answers is None:
+            raise invalid(f"Routing target {target.name} is not configured for async inference.")
+
+        if exchange.payload:
+            raise invalid("InvokeInferenceRouterAsync takes InputLocation and no body.")
+
+        values = exchange.values("InvokeInferenceRouterAsync")
+        job = _read_job(exchange, values, target.answers, self._inputs, self._answers)
+        arns = [destination.arn for destination in target.destinations]
+        job = msgspec.structs.replace(job, region=target.region, destinations=arns)
         await self.add(job)
         return job
 
@@ -126,7 +147,8 @@ class AsyncInvocations:
         if job.answer is None:
             with suppress(TimeoutError):
                 async with self._limited(job.expires_s - time.time()):
-                    await self._endpoints.wait_until_back(job.endpoint)
+                    for name in self._endpoint_names(job):
+                        await self._endpoints.wait_until_back(name)
 
         await self._run(job)
 
@@ -161,15 +183,50 @@ class AsyncInvocations:
                 if job.location:
                     body = await run_in_thread(self._inputs.read, job.location)
 
-                container = self._endpoints.find(job.endpoint, {}).container
-                with container.lease() as leased:
-                    call = leased.call("POST", "/invocations", job.headers, body, job.timeout_s)
-                    async with call as response:
-                        return job.succeeded(response, await response.read())
+                if job.destinations:
+                    return await self._routed(job, body)
+
+                return await self._asked(job, body)
         except (TimeoutError, OutOfTime):
             raise job.error(STOPPED if self._stopping.is_set() else TIMED_OUT) from None
         except (ContainerFault, StoreError) as error:
             raise job.error(str(error)) from error
+
+    async def _asked(self, job: AsyncJob, body: bytes) -> AsyncJob:
+        """Return the job with the answer of its endpoint. Raises AwsError or ContainerFault."""
+        container = self._endpoints.find(job.endpoint, {}).container
+        with container.lease() as leased:
+            call = leased.call("POST", "/invocations", job.headers, body, job.timeout_s)
+            async with call as response:
+                return job.succeeded(response, await response.read())
+
+    async def _routed(self, job: AsyncJob, body: bytes) -> AsyncJob:
+        """Return the job with the answer of the first destination of its router that takes it.
+        Raises AwsError or ContainerFault.
+        """
+        refusal = job.error("No destination of the inference router could take the request.")
+        for destination in in_order(self._endpoints.destinations(job.destinations, job.region)):
+            try:
+                return await self._asked(job.sent_to(destination.endpoint), body)
+            except Unreachable as fault:
+                refusal = job.error(str(fault))
+            except AwsError as error:
+                if not is_refusal(error):
+                    raise
+
+                refusal = error
+
+            log.warning("async invocation %s is moved: %s", job.inference_id, refusal)
+
+        raise refusal
+
+    def _endpoint_names(self, job: AsyncJob) -> list[str]:
+        """Return the endpoints that a job may be answered by."""
+        if not job.destinations:
+            return [job.endpoint]
+
+        destinations = self._endpoints.destinations(job.destinations, job.region)
+        return [destination.endpoint for destination in destinations]
 
     async def _leave(self, job: AsyncJob) -> None:
         """Write the answer. A disk without room is waited for. If the output cannot be written at
@@ -232,28 +289,32 @@ def _failed(job: AsyncJob, error: AwsError) -> AsyncJob:
 
 
 def _read_job(
-    exchange: AwsExchange, endpoint: AwsEndpoint, inputs: Inputs, answers: Answers
+    exchange: AwsExchange,
+    values: dict[str, str],
+    roots: AnswerRoots,
+    inputs: Inputs,
+    answers: Answers,
 ) -> AsyncJob:
-    values = exchange.values("InvokeEndpointAsync")
+    """Return the invocation that a request asks for, which has no endpoint yet. Raises AwsError."""
     name = str(uuid.uuid4())
     folder = _folder(values.get("S3OutputPathExtension", ""))
     output = folder + values.get("Filename", f"{name}.out")
     failure = f"{folder}{name}-error.out"
     location = _location(exchange, inputs)
-    for root in endpoint.answers:
+    for root in roots:
         rule = answers.broken_rule(root) if root else ""
         if rule:
-            raise invalid(f"S3OutputPath and S3FailurePath of {endpoint.name} {rule}.")
+            raise invalid(f"S3OutputPath and S3FailurePath {rule}, given {root}.")
 
     return AsyncJob(
-        endpoint=endpoint.name,
+        endpoint="",
         region=exchange.region,
         inference_id=values.get("InferenceId") or str(uuid.uuid4()),
-        headers=exchange.headers_for_container(values),
+        headers=exchange.headers_for_container(values, ""),
         body=exchange.payload,
         location=location,
-        output=answers.url(output, endpoint.answers.output),
-        failure=answers.url(failure, endpoint.answers.failure),
+        output=answers.url(output, roots.output),
+        failure=answers.url(failure, roots.failure),
         expires_s=time.time() + int(values.get("RequestTTLSeconds", TTL_S)),
         timeout_s=int(values.get("InvocationTimeoutSeconds", TIMEOUT_S)),
     )

@@ -7,7 +7,7 @@ import msgspec
 
 from lmi.gateway.container import ContainerResponse
 from lmi.gateway.errors import AwsError, model_error
-from lmi.http.exchange import MAX_HEADER_BYTES, Header, num_bytes
+from lmi.http.exchange import ENDPOINT_NAME, MAX_HEADER_BYTES, Header, num_bytes
 
 # It is AWS's default.
 TIMEOUT_S = 900
@@ -30,6 +30,9 @@ class AsyncJob(msgspec.Struct, frozen=True, kw_only=True):
 
     It must begin before `expires_s`, in seconds since 1970, and may then take `timeout_s`. It
     leaves one of two URLs: `output` with its answer, or `failure` with its error.
+
+    What came by an inference router has the ARNs of its `destinations`, of which one becomes the
+    endpoint when it begins. `region` is then the router's.
     """
 
     endpoint: str
@@ -42,6 +45,7 @@ class AsyncJob(msgspec.Struct, frozen=True, kw_only=True):
     failure: str
     expires_s: float
     timeout_s: float = TIMEOUT_S
+    destinations: list[str] = []
     # What it leaves, once that is known.
     answer: AsyncAnswer | None = None
     # Its name in the queue, in the order of the invocations.
@@ -52,6 +56,11 @@ class AsyncJob(msgspec.Struct, frozen=True, kw_only=True):
         with none.
         """
         return model_error(status, reason, self.endpoint, self.region)
+
+    def sent_to(self, endpoint: str) -> "AsyncJob":
+        """Return the job with the endpoint that its router has chosen."""
+        headers = [*self.headers, (ENDPOINT_NAME, endpoint)]
+        return msgspec.structs.replace(self, endpoint=endpoint, headers=headers)
 
     def succeeded(self, response: ContainerResponse, body: bytes) -> "AsyncJob":
         """Return the job with its answer. Raises AwsError for one that fails in production too."""

@@ -11,17 +11,27 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from lmi.errors import shorten
 from lmi.gateway.container import Container, ContainerFault, OutOfTime, Unreachable
-from lmi.gateway.errors import ACCOUNT, AwsError, cut, invalid, model_error, unavailable
+from lmi.gateway.errors import (
+    ACCOUNT,
+    AwsError,
+    cut,
+    invalid,
+    model_error,
+    unavailable,
+    unknown_operation,
+)
 from lmi.gateway.exchange import VARIANT
 from lmi.gateway.members import ENDPOINT_NAME
 from lmi.gateway.request_prefix import RequestPrefix
+from lmi.gateway.routing_target import Destination, RoutingTarget
+from lmi.gateway.stores import AnswerRoots
 
 # It stands in place of an endpoint's name.
 ANY = ""
@@ -109,15 +119,6 @@ class WatchedContainer(Container):
         return answer.status, body.decode(errors="replace").strip()
 
 
-class AnswerRoots(NamedTuple):
-    """The URLs below which an endpoint's async invocations leave their answers and errors, "" for
-    those of the gateway.
-    """
-
-    output: str = ""
-    failure: str = ""
-
-
 @dataclass(frozen=True)
 class AwsEndpoint:
     """An endpoint: a name, and the container behind it."""
@@ -160,6 +161,12 @@ class EndpointTable(Protocol):
 
     def find(self, name: str, values: Mapping[str, str]) -> AwsEndpoint:
         """Return the endpoint that a request with these headers means. Raises AwsError."""
+
+    def routing_target(self, router: str, target: str) -> RoutingTarget:
+        """Return the target of an inference router that a request names. Raises AwsError."""
+
+    def destinations(self, arns: Iterable[str], region: str) -> list[Destination]:
+        """Return the destinations of an asynchronous request to a router of this region."""
 
     async def wait_until_back(self, name: str) -> None:
         """Return when an endpoint that a former gateway has had serves, or will not."""
@@ -244,6 +251,14 @@ class Endpoints:
             raise invalid(f"Variant {values['TargetVariant']} of endpoint {name} not found.")
 
         return endpoint
+
+    def routing_target(self, router: str, target: str) -> RoutingTarget:
+        """Raises AwsError: clients create inference routers, and flags name none."""
+        raise unknown_operation()
+
+    def destinations(self, arns: Iterable[str], region: str) -> list[Destination]:
+        """Return none: what has destinations was accepted by a gateway with a control plane."""
+        return []
 
     async def wait_until_back(self, name: str) -> None:
         """Return when an endpoint has been ready once, or if there is none."""

@@ -43,6 +43,12 @@ def invalid(message: str) -> AwsError:
     return AwsError("ValidationError", 400, message)
 
 
+def unknown_operation() -> AwsError:
+    """The gateway has nothing that answers the path."""
+    message = "The requested operation is not supported by the gateway."
+    return AwsError("UnknownOperationException", 404, message)
+
+
 def too_large(max_bytes: int) -> AwsError:
     """The body is larger than this gateway reads."""
     return AwsError(

@@ -12,6 +12,11 @@ from lmi.http.exchange import ENDPOINT_NAME as ENDPOINT_HEADER, Exchange, Header
 
 # The only variant of each endpoint that is not of the control plane.
 VARIANT = "AllTraffic"
+# What operations of inference routers call errors that those of endpoints have too.
+ROUTER_KINDS = {
+    "ServiceUnavailable": "ServiceUnavailableException",
+    "ValidationError": "ValidationException",
+}
 # The region in the head of a signature.
 REGION = re.compile(r"Credential=[^/,]+/\d{8}/([a-z0-9-]+)/")
 
@@ -28,6 +33,11 @@ class AwsExchange(Exchange):
 
     def _choose_id(self) -> str:
         return str(uuid.uuid4())
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether the path names an inference router."""
+        return "router" in self.names
 
     @property
     def region(self) -> str:
@@ -50,18 +60,23 @@ class AwsExchange(Exchange):
 
         return values
 
-    def headers_for_container(self, values: dict[str, str], adapter: str = "") -> list[Header]:
+    def headers_for_container(
+        self, values: dict[str, str], endpoint: str, adapter: str = ""
+    ) -> list[Header]:
         """Return what a container gets of a request: the members that are for it, and the adapter
         of its component.
 
-        It gets the name of its endpoint too, which some clients send as the name of the model.
+        It gets the name of its endpoint too, which some clients send as the name of the model. It
+        is "" where another is chosen later.
         """
         headers = []
         for member, header in TO_CONTAINER.items():
             if member in values:
                 headers.append((header, values[member]))
 
-        headers.append((ENDPOINT_HEADER, self.names["endpoint"]))
+        if endpoint:
+            headers.append((ENDPOINT_HEADER, endpoint))
+
         if adapter:
             alias = values[COMPONENT_NAME.name]
             headers += [(PREFIX + "Adapter-Identifier", adapter), (PREFIX + "Adapter-Alias", alias)]
@@ -88,10 +103,14 @@ class AwsExchange(Exchange):
         """Send an error. A POST of `/` is AWS JSON 1.1, whose clients read its class in
         the body.
         """
-        self.error_label = error.kind
+        kind = error.kind
+        if self.is_routed:
+            kind = ROUTER_KINDS.get(kind, kind)
+
+        self.error_label = kind
         members = error.members
         if (self.method, self.path) == ("POST", "/"):
-            members["__type"] = error.kind
+            members["__type"] = kind
 
-        headers = [("x-amzn-ErrorType", error.kind)]
+        headers = [("x-amzn-ErrorType", kind)]
         await self.send_whole(error.status, "application/json", orjson.dumps(members), headers)

@@ -1,7 +1,7 @@
 """The members of AWS's operations that are headers, with their rules, and which of them a
 container gets.
 
-The table is botocore's model of the SageMaker runtime, in its words; a test holds both equal.
+The table is botocore's models of the SageMaker runtimes, in their words; a test holds both equal.
 """
 
 import re
@@ -16,6 +16,9 @@ PREFIX = "X-Amzn-SageMaker-"
 FOLDER = "^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
 ASCII = r"\p{ASCII}*"
 PRINTABLE = r"\A\S[\p{Print}]*\z"
+# As the model of inference routers writes them.
+ROUTER_PRINTABLE = r"\S[\p{Print}]*"
+ROUTER_NAMES = "[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 NAME = "^[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 
 
@@ -85,6 +88,18 @@ CONTENT_TYPE = AwsMember("ContentType", "Content-Type", ASCII, 0, 1024)
 ACCEPT = AwsMember("Accept", "Accept", ASCII, 0, 1024)
 OTHER_ACCEPT = AwsMember("Accept", PREFIX + "Accept", ASCII, 0, 1024)
 SESSION_ID = AwsMember("SessionId", PREFIX + "Session-Id", NAME + "$", 0, 256)
+ROUTER_NAME = AwsMember("InferenceRouterName", "", ROUTER_NAMES, 1, 63)
+# The members of both operations of routers.
+OF_ROUTERS = (
+    AwsMember("RoutingTargetName", PREFIX + "Routing-Target-Name", ROUTER_NAMES, 1, 63),
+    AwsMember("CustomAttributes", PREFIX + "Custom-Attributes", ASCII, 0, 1024),
+    AwsMember("InferenceId", PREFIX + "Inference-Id", ROUTER_PRINTABLE, 1, 64),
+)
+OTHER_CONTENT_TYPE = AwsMember("ContentType", PREFIX + "Content-Type", ASCII, 0, 1024)
+TIMES = (
+    AwsMember("RequestTTLSeconds", PREFIX + "RequestTTLSeconds", None, 60, 21600),
+    AwsMember("InvocationTimeoutSeconds", PREFIX + "InvocationTimeoutSeconds", None, 1, 3600),
+)
 COMMON = (
     AwsMember("CustomAttributes", PREFIX + "Custom-Attributes", ASCII, 0, 1024),
     AwsMember("InferenceId", PREFIX + "Inference-Id", PRINTABLE, 1, 64),
@@ -115,14 +130,35 @@ MEMBERS: dict[str, tuple[AwsMember, ...]] = {
     "InvokeEndpointWithResponseStream": (*COMMON, *ROUTED, CONTENT_TYPE, OTHER_ACCEPT, SESSION_ID),
     "InvokeEndpointAsync": (
         *COMMON,
-        AwsMember("ContentType", PREFIX + "Content-Type", ASCII, 0, 1024),
+        OTHER_CONTENT_TYPE,
         OTHER_ACCEPT,
         AwsMember("S3OutputPathExtension", PREFIX + "S3OutputPathExtension", FOLDER, 1, 512),
         AwsMember(
             "Filename", PREFIX + "Filename", r"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$", 1, 32
         ),
-        AwsMember("RequestTTLSeconds", PREFIX + "RequestTTLSeconds", None, 60, 21600),
-        AwsMember("InvocationTimeoutSeconds", PREFIX + "InvocationTimeoutSeconds", None, 1, 3600),
+        *TIMES,
+    ),
+    "InvokeInferenceRouter": (
+        *OF_ROUTERS,
+        CONTENT_TYPE,
+        ACCEPT,
+        AwsMember("PrefixAwareId", PREFIX + "Prefix-Aware-Id", ROUTER_PRINTABLE, 1, 64),
+    ),
+    "InvokeInferenceRouterAsync": (
+        *OF_ROUTERS,
+        OTHER_CONTENT_TYPE,
+        OTHER_ACCEPT,
+        AwsMember(
+            "S3OutputPathExtension",
+            PREFIX + "S3OutputPathExtension",
+            "(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+",
+            1,
+            512,
+        ),
+        AwsMember(
+            "Filename", PREFIX + "Filename", r"(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*", 1, 64
+        ),
+        *TIMES,
     ),
     # At the path of OpenAI's API.
     "chat": (*COMMON, CONTENT_TYPE, ACCEPT, SESSION_ID),

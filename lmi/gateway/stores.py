@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from lmi.errors import cause_line
@@ -22,6 +22,15 @@ READ_TIMEOUT_S = 10
 NUM_TRIES = 3
 S3_SCHEME = "s3://"
 NO_BOTO3 = "S3 needs boto3, which `pip install boto3` brings"
+
+
+class AnswerRoots(NamedTuple):
+    """The URLs below which async invocations leave their answers and errors, "" for those of the
+    gateway.
+    """
+
+    output: str = ""
+    failure: str = ""
 
 
 class StoreError(Exception):

@@ -156,5 +156,8 @@ def say_ready(settings: GatewaySettings, port: int) -> None:
         f"  export AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME={url}",
         f"  export AWS_ENDPOINT_URL_SAGEMAKER={url}",
     ]
+    if settings.control_dir is not None:
+        exports.append(f"  export AWS_ENDPOINT_URL_SAGEMAKER_INFERENCE_ROUTER_RUNTIME={url}")
+
     lines = ["lmi gateway is ready", *rows, "", *exports]
     print("\n" + "\n".join(lines) + "\n", flush=True)

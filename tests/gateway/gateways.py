@@ -42,7 +42,7 @@ class Gateway:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    def client(self, service: str, **credentials: str) -> Any:
+    def client(self, service: str, region: str = REGION, **credentials: str) -> Any:
         """AWS's client, with only an endpoint URL set. It tries once."""
         arguments = {
             "aws_access_key_id": "AKIDEXAMPLE",
@@ -53,7 +53,7 @@ class Gateway:
             retries={"total_max_attempts": 1}, read_timeout=TIMEOUT_S, max_pool_connections=64
         )
         return boto3.client(
-            service, endpoint_url=self.url, region_name=REGION, config=config, **arguments
+            service, endpoint_url=self.url, region_name=region, config=config, **arguments
         )
 
     @cached_property

@@ -35,6 +35,11 @@ from tests.system.container import ENVIRON, ROOT, wait_until, write_model
 
 ARN = "arn:aws:sagemaker:eu-central-1:000000000000:"
 NUM_HOSTILE_BODIES = 200
+# Of a partition that a router of this one does not reach.
+FOREIGN_TARGET = {
+    "Name": "a",
+    "Destinations": [{"ResourceArn": "arn:aws-cn:sagemaker:cn:000000000000:endpoint/a"}],
+}
 # With hostile bytes, or of what is not there.
 NAMES = ("../m", "m/../../etc", "", "a" * 64, "m\0", "m\n", "ｍ", "-m", "m%2e%2e", "${m}", "\ud7ff")
 
@@ -430,6 +435,7 @@ def hostile_bodies() -> Iterator[tuple[str, bytes]]:
             "EndpointConfigName": "x",
             "ProductionVariants": [{"VariantName": "a", "ModelName": "none"}],
         },
+        "CreateInferenceRouter": {"InferenceRouterName": "x", "RoutingTargets": [FOREIGN_TARGET]},
         "CreateModel": {
             "ModelName": "x",
             "PrimaryContainer": {"Image": "a", "ModelDataUrl": "s3://none/a"},
@@ -438,6 +444,7 @@ def hostile_bodies() -> Iterator[tuple[str, bytes]]:
         "DescribeModel": {"ModelName": "none"},
         "ListModels": {"MaxResults": 0, "NextToken": "x"},
         "UpdateEndpoint": {"EndpointName": "none", "EndpointConfigName": "none"},
+        "UpdateInferenceRouter": {"InferenceRouterName": "none", "RoutingTargets": []},
     }
     values: list[Any] = [*NAMES, None, True, -1, 1e308, 2**70, [], {}, ["a"] * 1000, "x" * 100_000]
     for _ in range(NUM_HOSTILE_BODIES):
@@ -592,10 +599,17 @@ def test_nothing_unsigned_reaches_the_control_plane_where_signatures_are_asked_f
 ) -> None:
     with control_plane(tmp_path, "--check-signatures", environ=CREDENTIALS) as plane:
         plane.model("echo")
-        with closing(HTTPConnection("127.0.0.1", plane.aws.port, timeout=60)) as connection:
-            headers = {"X-Amz-Target": "SageMaker.DeleteModel"}
-            connection.request("POST", "/", b'{"ModelName": "echo"}', headers)
-            assert connection.getresponse().status == 403
+        for path in ("/", "/inference-routers/any/invocations"):
+            with closing(HTTPConnection("127.0.0.1", plane.aws.port, timeout=60)) as connection:
+                headers = {"X-Amz-Target": "SageMaker.DeleteModel"}
+                connection.request("POST", path, b'{"ModelName": "echo"}', headers)
+                assert connection.getresponse().status == 403
+
+        with closing(plane.aws.client("sagemaker-inference-router-runtime")) as runtime:
+            with fails("ValidationException", 400):
+                runtime.invoke_inference_router(
+                    InferenceRouterName="any", RoutingTargetName="any", Body=b"{}"
+                )
 
         assert plane.control.describe_model(ModelName="echo")["ModelName"] == "echo"
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import botocore.session
 import pytest
 from botocore.model import OperationModel, Shape
 
-from lmi.gateway.members import ENDPOINT_NAME, MEMBERS, AwsMember
+from lmi.gateway.members import ENDPOINT_NAME, MEMBERS, ROUTER_NAME, AwsMember
 
 MODEL = botocore.session.Session().get_service_model("sagemaker-runtime")
+ROUTERS = botocore.session.Session().get_service_model("sagemaker-inference-router-runtime")
 TEXT = next(m for m in MEMBERS["InvokeEndpoint"] if m.name == "InferenceId")
 NAME = ENDPOINT_NAME
 TIMEOUT = MEMBERS["InvokeEndpointAsync"][-1]
@@ -32,10 +35,18 @@ def headers_of(operation: OperationModel) -> dict[str, AwsMember]:
 
 
 @pytest.mark.parametrize(
-    "operation", ["InvokeEndpoint", "InvokeEndpointWithResponseStream", "InvokeEndpointAsync"]
+    "operation",
+    [
+        "InvokeEndpoint",
+        "InvokeEndpointWithResponseStream",
+        "InvokeEndpointAsync",
+        "InvokeInferenceRouter",
+        "InvokeInferenceRouterAsync",
+    ],
 )
 def test_the_table_is_botocores_model(operation: str) -> None:
-    theirs = headers_of(MODEL.operation_model(operation))
+    model = ROUTERS if operation in ROUTERS.operation_names else MODEL
+    theirs = headers_of(model.operation_model(operation))
     # The gateway takes files too
     theirs.pop("InputLocation", None)
     assert {member.name: member for member in MEMBERS[operation]} == theirs
@@ -47,6 +58,13 @@ def test_an_endpoints_name_has_botocores_rule() -> None:
         ENDPOINT_NAME.pattern == shape.metadata["pattern"]
         and ENDPOINT_NAME.maximum == shape.metadata["max"]
     )
+
+
+def test_a_routers_name_has_botocores_rule() -> None:
+    for operation in ROUTERS.operation_names:
+        shape = ROUTERS.operation_model(operation).input_shape.members["InferenceRouterName"]
+        theirs = as_member("InferenceRouterName", shape)
+        assert dataclasses.replace(theirs, header="") == ROUTER_NAME
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,19 @@ class EndpointLife(ResourceLife[EndpointResource]):
 
         return self._fleet
 
+    @property
+    def num_answering(self) -> int:
+        """How many instances answer requests that name no variant."""
+        if self._fleet is None:
+            return 0
+
+        num_instances = 0
+        for name, group in self._fleet.groups.items():
+            if self._fleet.sizes[name].weight > 0:
+                num_instances += group.num_ready
+
+        return num_instances
+
     def num_ready(self, variant: str) -> int:
         """Return how many instances of a variant serve."""
         group = self._fleet.groups.get(variant) if self._fleet else None

@@ -1,15 +1,17 @@
 """The door of the control plane: what the gateway's requests ask of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from lmi.errors import shorten
+from lmi.gateway.control import destinations, routers
 from lmi.gateway.control.operations import OPERATIONS
 from lmi.gateway.control.plane import Plane
 from lmi.gateway.control.service_model import TARGET_PREFIX, Members, ServiceModel
 from lmi.gateway.endpoints import AwsEndpoint
 from lmi.gateway.errors import AwsError
-from lmi.gateway.members import ENDPOINT_NAME
+from lmi.gateway.members import ENDPOINT_NAME, ROUTER_NAME
+from lmi.gateway.routing_target import Destination, RoutingTarget
 
 # The longest name of a region that is believed.
 MAX_REGION_CHARS = 32
@@ -39,6 +41,14 @@ class ControlledEndpoints:
             return life.find(values.get("TargetVariant"))
 
         return life.find_component(self._plane.invoked_component(name, component))
+
+    def routing_target(self, router: str, target: str) -> RoutingTarget:
+        """Return the target of an inference router that a request names. Raises AwsError."""
+        return routers.invoked_target(self._plane, ROUTER_NAME.check(router), target)
+
+    def destinations(self, arns: Iterable[str], region: str) -> list[Destination]:
+        """Return the destinations of an asynchronous request to a router of this region."""
+        return [destinations.find(self._plane, arn, region, is_async=True) for arn in arns]
 
     async def wait_until_back(self, name: str) -> None:
         """Return when an endpoint that a former gateway has had is settled, or if there is none."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lmi.gateway.control import components, configs, endpoints, models, tags
+from lmi.gateway.control import components, configs, endpoints, models, routers, tags
 from lmi.gateway.control.configs import CONFIGS
 from lmi.gateway.control.models import MODELS
 from lmi.gateway.control.plane import Plane
@@ -15,23 +15,28 @@ OPERATIONS: dict[str, Operation] = {
     "CreateEndpoint": endpoints.create,
     "CreateEndpointConfig": configs.create,
     "CreateInferenceComponent": components.create,
+    "CreateInferenceRouter": routers.create,
     "CreateModel": models.create,
     "DeleteEndpoint": endpoints.delete,
     "DeleteEndpointConfig": CONFIGS.delete,
     "DeleteInferenceComponent": components.delete,
+    "DeleteInferenceRouter": routers.delete,
     "DeleteModel": MODELS.delete,
     "DeleteTags": tags.delete,
     "DescribeEndpoint": endpoints.describe,
     "DescribeEndpointConfig": CONFIGS.describe,
     "DescribeInferenceComponent": components.describe,
+    "DescribeInferenceRouter": routers.describe,
     "DescribeModel": MODELS.describe,
     "ListEndpointConfigs": CONFIGS.list_all,
     "ListEndpoints": endpoints.list_all,
     "ListInferenceComponents": components.list_all,
+    "ListInferenceRouters": routers.list_all,
     "ListModels": MODELS.list_all,
     "ListTags": tags.list_all,
     "UpdateEndpoint": endpoints.update,
     "UpdateEndpointWeightsAndCapacities": endpoints.update_weights,
     "UpdateInferenceComponent": components.update,
     "UpdateInferenceComponentRuntimeConfig": components.update_runtime,
+    "UpdateInferenceRouter": routers.update,
 }

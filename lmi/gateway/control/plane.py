@@ -10,6 +10,7 @@ from lmi.gateway.control.component import ComponentLife
 from lmi.gateway.control.definition import Definitions
 from lmi.gateway.control.endpoint import EndpointLife
 from lmi.gateway.control.group import Capacity
+from lmi.gateway.control.router import RouterLife
 from lmi.gateway.control.store import ControlState
 from lmi.gateway.errors import ACCOUNT, invalid as invalid_invocation
 from lmi.gateway.stores import Answers
@@ -37,6 +38,7 @@ class Plane:
         self._capacity = Capacity(max_containers)
         self._lives: dict[str, EndpointLife] = {}
         self._components: dict[str, ComponentLife] = {}
+        self._routers: dict[str, RouterLife] = {}
 
     def start(self) -> None:
         """Begin to bring back what a former gateway had."""
@@ -46,11 +48,15 @@ class Plane:
         for component in self.store.components:
             self.component(component.name).restore()
 
+        for router in self.store.routers:
+            self.router(router.name).restore()
+
     async def close(self) -> None:
         """End all containers."""
         await asyncio.gather(
             *(life.close() for life in self._lives.values()),
             *(life.close() for life in self._components.values()),
+            *(life.close() for life in self._routers.values()),
         )
 
     def life(self, name: str) -> EndpointLife:
@@ -70,6 +76,13 @@ class Plane:
             )
 
         return self._components[name]
+
+    def router(self, name: str) -> RouterLife:
+        """Return the life of an inference router, a new one for a name that has none."""
+        if name not in self._routers or self.store.routers.get(name) is None:
+            self._routers[name] = RouterLife(name, self.store.routers, self.definitions)
+
+        return self._routers[name]
 
     def invoked_component(self, endpoint: str, name: str) -> ComponentLife:
         """Return the life of a component that a request names. Raises AwsError."""

@@ -9,8 +9,8 @@ import msgspec
 
 from lmi.errors import shorten
 from lmi.gateway.control.service_model import Members, invalid
-from lmi.gateway.endpoints import AnswerRoots
 from lmi.gateway.errors import ACCOUNT, AwsError
+from lmi.gateway.stores import AnswerRoots
 
 # Names are parts of paths: of the logs of containers.
 PATH_NAME = "[a-zA-Z0-9][a-zA-Z0-9-]{0,62}"
@@ -56,6 +56,25 @@ MODEL = ResourceKind("Model", "model", "model")
 CONFIG = ResourceKind("EndpointConfig", "endpoint-config", "endpoint configuration")
 ENDPOINT = ResourceKind("Endpoint", "endpoint", "endpoint")
 COMPONENT = ResourceKind("InferenceComponent", "inference-component", "inference component")
+
+
+class RouterKind(ResourceKind):
+    """The kind of inference routers, whose errors have classes of their own."""
+
+    def missing(self, name: str, region: str) -> AwsError:
+        return AwsError("ResourceNotFound", 400, super().missing(name, region).message)
+
+    def taken(self, arn: str) -> AwsError:
+        return AwsError("ResourceAlreadyExists", 400, super().taken(arn).message)
+
+    def in_progress(self, arn: str) -> AwsError:
+        return self.conflict(super().in_progress(arn).message)
+
+    def conflict(self, message: str) -> AwsError:
+        return AwsError("ConflictException", 400, message)
+
+
+ROUTER = RouterKind("InferenceRouter", "inference-router", "inference router")
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +137,15 @@ class ComponentResource(Resource, frozen=True, kw_only=True):
     container: Members
     num_copies: int
     base: str = ""
+
+
+class RouterResource(Resource, frozen=True, kw_only=True):
+    """An inference router. `next_targets` are what an update is about to put in the place of
+    `targets`.
+    """
+
+    targets: list[Members]
+    next_targets: list[Members] | None = None
 
 
 def tags_of(members: Members) -> dict[str, str]:

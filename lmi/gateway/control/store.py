@@ -14,10 +14,12 @@ from lmi.gateway.control.resources import (
     CONFIG,
     ENDPOINT,
     MODEL,
+    ROUTER,
     ComponentResource,
     EndpointResource,
     Resource,
     ResourceKind,
+    RouterResource,
 )
 from lmi.gateway.errors import AwsError
 from lmi.gateway.state_folder import lock_folder
@@ -37,6 +39,7 @@ class _State(msgspec.Struct):
     configs: dict[str, Resource] = {}
     endpoints: dict[str, EndpointResource] = {}
     components: dict[str, ComponentResource] = {}
+    routers: dict[str, RouterResource] = {}
 
 
 class StateFile:
@@ -164,7 +167,8 @@ class ControlState:
         self.configs = ResourceTable(CONFIG, state.configs, file)
         self.endpoints = ResourceTable(ENDPOINT, state.endpoints, file)
         self.components = ResourceTable(COMPONENT, state.components, file)
+        self.routers = ResourceTable(ROUTER, state.routers, file)
 
     def all_tables(self) -> tuple[ResourceTable[Any], ...]:
         """Return the resources of each kind."""
-        return (self.models, self.configs, self.endpoints, self.components)
+        return (self.models, self.configs, self.endpoints, self.components, self.routers)

@@ -1,0 +1,90 @@
+"""What the destinations of an inference router are: endpoints and inference components, by ARN."""
+
+import re
+from contextlib import suppress
+
+from lmi.gateway.control.plane import Plane
+from lmi.gateway.control.resources import IN_SERVICE, UPDATING, EndpointResource
+from lmi.gateway.control.service_model import Members
+from lmi.gateway.errors import ACCOUNT, AwsError
+from lmi.gateway.routing_target import Destination
+
+# botocore's model has the whole pattern.
+ARN = re.compile("[^:]+:[^:]+:sagemaker:(?P<region>[^:]+):(?P<account>[^:]+):.+")
+ROUTABLE = "Routable"
+UNROUTABLE = "Unroutable"
+UNKNOWN = "Unknown"
+
+
+def region_of(arn: str) -> str:
+    """Return the region that an ARN names."""
+    return _match(arn)["region"]
+
+
+def endpoint_of(plane: Plane, arn: str) -> EndpointResource | None:
+    """Return the endpoint of an ARN, None if there is none here."""
+    for endpoint in plane.store.endpoints:
+        if endpoint.arn == arn:
+            return endpoint
+
+    return None
+
+
+def is_asynchronous(endpoint: EndpointResource) -> bool:
+    """Whether an endpoint is one for asynchronous requests."""
+    return endpoint.deployment.config.get("AsyncInferenceConfig") is not None
+
+
+def find(plane: Plane, arn: str, region: str, is_async: bool) -> Destination:
+    """Return a destination of a router of this region. One that is not here, or takes no such
+    requests, has nothing that serves.
+    """
+    is_local = region_of(arn) == region
+    endpoint = endpoint_of(plane, arn)
+    if endpoint is not None:
+        num_ready = 0
+        if is_asynchronous(endpoint) == is_async:
+            num_ready = plane.life(endpoint.name).num_answering
+
+        return Destination(arn=arn, endpoint=endpoint.name, is_local=is_local, num_ready=num_ready)
+
+    for component in plane.store.components:
+        if component.arn == arn and not is_async:
+            return Destination(
+                arn=arn,
+                endpoint=component.members["EndpointName"],
+                component=component.name,
+                is_local=is_local,
+                num_ready=_num_copies(plane, component.members["EndpointName"], component.name),
+            )
+
+    return Destination(arn=arn, is_local=is_local)
+
+
+def described(destination: Destination) -> Members:
+    """Return a destination as DescribeInferenceRouter tells of it."""
+    status = ROUTABLE if destination.num_ready else UNROUTABLE
+    if _match(destination.arn)["account"] != ACCOUNT:
+        # Of another account, which no gateway can look into.
+        status = UNKNOWN
+
+    return {"ResourceArn": destination.arn, "RoutingStatus": status}
+
+
+def _match(arn: str) -> re.Match[str]:
+    match = ARN.fullmatch(arn)
+    assert match is not None
+    return match
+
+
+def _num_copies(plane: Plane, endpoint: str, name: str) -> int:
+    """Return how many copies of a component serve."""
+    component = plane.component(name)
+    if component.resource.status not in (IN_SERVICE, UPDATING):
+        return 0
+
+    with suppress(AwsError):
+        plane.invoked(endpoint).serving()
+        return component.group().num_ready
+
+    return 0
