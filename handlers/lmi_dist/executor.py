@@ -30,7 +30,7 @@ from handlers.lmi_dist.lora_adapters import LoraAdapters
 from handlers.lmi_dist.lora_limits import own_options
 from handlers.lmi_dist.memory import HeldMemory, MemoryWatch
 from handlers.lmi_dist.native.library import num_threads
-from handlers.lmi_dist.native.wishes import Floats
+from handlers.lmi_dist.native.sampling_records import Floats
 from handlers.lmi_dist.outlook import advance_beams
 from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.plan import num_tokens_of
@@ -322,8 +322,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
             if sequence.lacks_prompt_log_probs:
                 logits_of_chunk = logits[row : row + chunk.num_logits]
-                fulfil = self._sampler.fulfil_wishes
-                if not note_prompt(fulfil, sequence, chunk, logits_of_chunk):
+                sample = self._sampler.sample_rows
+                if not note_prompt(sample, sequence, chunk, logits_of_chunk):
                     failed.append(sequence)
 
         return failed

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from handlers.base.sequence import Sequence
-from handlers.lmi_dist.native.wishes import Floats, Ints, Sampling
+from handlers.lmi_dist.native.sampling_records import Floats, Ints, Sampling
 from handlers.lmi_dist.token_history import Repeats, TokenHistory
 
 
@@ -71,9 +71,9 @@ class LogitsRules:
 
 
 class RuledRow(NamedTuple):
-    """A wish of a step whose sequence has rules."""
+    """A row of a step whose sequence has rules."""
 
-    # Its place among the wishes.
+    # Its place among the rows of the step.
     place: int
     sequence: Sequence
     rules: LogitsRules
@@ -111,7 +111,7 @@ def new_rules(sequence: Sequence, vocab_size: int) -> LogitsRules | None:
 
 
 def add_rules(sampling: Sampling, ruled: list[RuledRow]) -> None:
-    """Put into the lists of a sampling the ids that the rules of its wishes name in this step, with
+    """Put into the lists of a sampling the ids that the rules of its rows name in this step, with
     their biases and counts.
     """
     biases = [row.rules.bias for row in ruled if row.rules.bias is not None]
@@ -128,7 +128,7 @@ def add_rules(sampling: Sampling, ruled: list[RuledRow]) -> None:
 
     if any(banned):
         places = [row.place for row in ruled]
-        sampling.wishes["num_banned"][places] = [len(token_ids) for token_ids in banned]
+        sampling.params["num_banned"][places] = [len(token_ids) for token_ids in banned]
         sampling.banned_ids = np.array(list(chain.from_iterable(banned)), np.int32)
 
 
@@ -146,6 +146,6 @@ def _add_penalties(sampling: Sampling, ruled: list[RuledRow]) -> None:
     if not histories:
         return
 
-    sampling.wishes["num_seen"][places] = [len(history.token_ids) for history in histories]
+    sampling.params["num_seen"][places] = [len(history.token_ids) for history in histories]
     sampling.seen_ids = np.concatenate([history.token_ids for history in histories])
     sampling.counts = np.concatenate([history.counts for history in histories])

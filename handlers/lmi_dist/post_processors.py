@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handlers.base.post_processors import BATCHED, check_post_processors, load_post_processors
-from handlers.lmi_dist.native.wishes import Floats
+from handlers.lmi_dist.native.sampling_records import Floats
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import error_line, shorten
 from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig

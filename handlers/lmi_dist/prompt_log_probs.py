@@ -3,13 +3,19 @@
 import numpy as np
 
 from handlers.base.sequence import Sequence
-from handlers.lmi_dist.native.wishes import CHOSEN, Floats, Fulfil, Sampling, new_wishes
+from handlers.lmi_dist.native.sampling_records import (
+    CHOSEN,
+    Floats,
+    Sample,
+    Sampling,
+    new_row_params,
+)
 from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.sampler import next_top
 from lmi.executor import PromptLogProb
 
 
-def note_prompt(fulfil: Fulfil, sequence: Sequence, chunk: Chunk, logits: Floats) -> bool:
+def note_prompt(sample: Sample, sequence: Sequence, chunk: Chunk, logits: Floats) -> bool:
     """Keep the log-probs of the prompt tokens that follow each position of the chunk.
 
     `logits` is (chunk length, vocab). Returns False, and keeps none, if one of them is not a
@@ -22,14 +28,14 @@ def note_prompt(fulfil: Fulfil, sequence: Sequence, chunk: Chunk, logits: Floats
     if next_ids:
         num_positions = len(next_ids)
         num_top = min(sequence.request.output_config.num_prompt_log_probs or 0, logits.shape[1])
-        wishes = new_wishes(
+        params = new_row_params(
             num_positions,
             row=np.arange(num_positions),
             token_id=next_ids,
             num_top=num_top,
             wants_log_prob=1,
         )
-        choices, best = fulfil(Sampling(logits, wishes))
+        choices, best = sample(Sampling(logits, params))
         if (choices["status"] != CHOSEN).any():
             return False
 

@@ -1,9 +1,9 @@
 """Draws a token from each row of the logits, by the rules of the row's request.
 
 Log-probs are the model's, before any rule. Functions of the user change a copy of the row, then
-rules and a guide. What is wanted of each row is a record of `native/wishes.py`, and one call
-fulfils those of a step; `native/plain_sampling.py` says how a token is drawn. The bits of a row
-depend on it alone.
+rules and a guide. What is wanted of each row is a record of `native/sampling_records.py`, and one
+call samples all rows of a step; `native/plain_sampling.py` says how a token is drawn. The bits of a
+row depend on it alone.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,17 +17,17 @@ from handlers.base.beams import AnyCandidate
 from handlers.lmi_dist.guides import fill_masks
 from handlers.lmi_dist.logits_rules import RuledRow, add_rules, new_rules
 from handlers.lmi_dist.native.library import NotAvailable, load
-from handlers.lmi_dist.native.plain_sampling import fulfil_plainly
+from handlers.lmi_dist.native.plain_sampling import sample_plainly
 from handlers.lmi_dist.native.sampling import NativeSampler
-from handlers.lmi_dist.native.wishes import (
+from handlers.lmi_dist.native.sampling_records import (
     ALL_BANNED,
     CHOSEN,
-    WISH,
+    ROW_PARAMS,
     Floats,
-    Fulfil,
-    Fulfilled,
+    Sample,
+    Sampled,
     Sampling,
-    new_wishes,
+    new_row_params,
 )
 from handlers.lmi_dist.outlook import Outlook
 from handlers.lmi_dist.post_processors import PostProcessors
@@ -53,9 +53,9 @@ class Sampler:
     ) -> None:
         self.vocab_size = vocab_size
         self._post_processors = post_processors
-        self.fulfil_wishes: Fulfil = fulfil_plainly
+        self.sample_rows: Sample = sample_plainly
         with suppress(NotAvailable):
-            self.fulfil_wishes = NativeSampler(load(), vocab_size, num_threads)
+            self.sample_rows = NativeSampler(load(), vocab_size, num_threads)
 
     def sample(
         self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]
@@ -66,7 +66,7 @@ class Sampler:
         request has failed.
         """
         states = [sequence.sampler_state or self.new_state(sequence) for sequence in sequences]
-        choices, best = self.fulfil(logits, rows, sequences, states)
+        choices, best = self.run(logits, rows, sequences, states)
         tops: Iterable[list[TokenLogProb] | None] = repeat(None)
         if len(best):
             tops = _tops(iter(best.tolist()), states)
@@ -101,7 +101,7 @@ class Sampler:
 
         states = [self._state_of_beam(beam) for beam in beams]
         rows_of_beams = [row_of[beam] for beam in beams]
-        choices, best = self.fulfil(logits, rows_of_beams, beams, states)
+        choices, best = self.run(logits, rows_of_beams, beams, states)
 
         outlooks: dict[EmbeddedSequence, list[Outlook]] = {search: [] for search in searches}
         statuses = choices["status"].tolist()
@@ -126,35 +126,35 @@ class Sampler:
 
         return beam.sampler_state or self.new_state(beam)
 
-    def fulfil(
+    def run(
         self,
         logits: Floats,
         rows: list[int],
         sequences: list[EmbeddedSequence],
         states: list[SamplerState],
-    ) -> Fulfilled:
-        """Return what the sequences wish of their rows of `logits`, after functions of the user,
+    ) -> Sampled:
+        """Return what the sequences want of their rows of `logits`, after functions of the user,
         rules and guides.
         """
         # A copy, into which the step may write.
-        records = bytearray(b"".join([state.wish for state in states]))
-        wishes = np.frombuffer(records, WISH)
-        wishes["row"] = rows
-        wishes["position"] = [sequence.num_generated for sequence in sequences]
-        sampling = Sampling(logits, wishes)
+        records = bytearray(b"".join([state.params for state in states]))
+        params = np.frombuffer(records, ROW_PARAMS)
+        params["row"] = rows
+        params["position"] = [sequence.num_generated for sequence in sequences]
+        sampling = Sampling(logits, params)
         if self._post_processors is not None:
             self._change(self._post_processors, sampling, sequences)
 
         guided = [place for place, sequence in enumerate(sequences) if sequence.guide is not None]
         if guided:
             sampling.masks = fill_masks(sequences, guided, self.vocab_size)
-            wishes["mask"][guided] = guided
+            params["mask"][guided] = guided
 
         ruled = _ruled_rows(sequences, states)
         if ruled:
             add_rules(sampling, ruled)
 
-        return self.fulfil_wishes(sampling)
+        return self.sample_rows(sampling)
 
     def _change(
         self,
@@ -169,10 +169,10 @@ class Sampler:
                 places.append(place)
 
         if places:
-            wishes = sampling.wishes
-            sampling.changed = sampling.logits[wishes["row"][places]]
+            params = sampling.params
+            sampling.changed = sampling.logits[params["row"][places]]
             post_processors.apply(sampling.changed, [sequences[place] for place in places])
-            wishes["changed"][places] = range(len(places))
+            params["changed"][places] = range(len(places))
 
     def new_state(self, sequence: EmbeddedSequence, num_candidates: int = 0) -> SamplerState:
         """Begin a sequence, or a search that looks at so many candidates."""
@@ -183,7 +183,7 @@ class Sampler:
         if rules is not None and rules.bias is not None:
             num_biased = len(rules.bias.token_ids)
 
-        wish = new_wishes(
+        params = new_row_params(
             1,
             seed=sequence.seed,
             num_top=num_top,
@@ -193,7 +193,7 @@ class Sampler:
             **filters_of(sequence.request.sampling_config, self.vocab_size),
         )
 
-        state = SamplerState(wish.tobytes(), num_top, rules)
+        state = SamplerState(params.tobytes(), num_top, rules)
         sequence.sampler_state = state
         return state
 
@@ -209,7 +209,7 @@ def _ruled_rows(sequences: list[EmbeddedSequence], states: list[SamplerState]) -
 
 
 def filters_of(config: SamplingConfig, vocab_size: int) -> dict[str, float]:
-    """Of a wish, what a request says of how to choose."""
+    """The part of a row's parameters that a request gives: how to choose."""
     temperature = 1.0
     if config.is_greedy:
         temperature = 0.0

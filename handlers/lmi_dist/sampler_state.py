@@ -8,10 +8,10 @@ from handlers.lmi_dist.logits_rules import LogitsRules
 
 @dataclass(frozen=True, slots=True)
 class SamplerState:
-    """The wish of a sequence, as it is in every step, and the rules of its request."""
+    """The parameters of a sequence's rows, the same in every step, and the rules of its request."""
 
-    # The bytes of one record of WISH.
-    wish: bytes
+    # The bytes of one record of ROW_PARAMS.
+    params: bytes
     # How many of the best tokens its Results list.
     num_top: int
     rules: LogitsRules | None

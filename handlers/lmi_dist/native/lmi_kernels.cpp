@@ -684,7 +684,7 @@ EXPORT int lmi_run(const Model* model, const Step* step, int32_t num_threads) {
 
 EXPORT int64_t lmi_sampling_bytes(int32_t vocab_size) { return Scratch::num_bytes(std::max(vocab_size, 1)); }
 
-// Fulfils the wishes. Returns 0, or 1 if they break a rule, as lmi_run.
+// Samples all rows. Returns 0, or 1 if their parameters break a rule, as lmi_run.
 EXPORT int lmi_sample(const Sampling* sampling, int32_t num_threads) {
     if (!is_sampling(*sampling)) return 1;
     try {

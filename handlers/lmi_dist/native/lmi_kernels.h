@@ -119,7 +119,7 @@ struct Step {
 };
 
 // What is wanted of a row of the logits: a token, the log-prob of one, or candidates of a beam search.
-struct Wish {
+struct RowParams {
     uint64_t seed;
     float temperature;                      // 0: the best token
     float top_p, min_p, typical_p;          // 1, 0 and 1 are none
@@ -136,7 +136,7 @@ struct Wish {
     int32_t num_top;         // of the best tokens by log-prob
     // If it is over 0, this many of the best tokens by score are told, and none is drawn.
     int32_t num_candidates;
-    // How many ids of the lists belong to it: those behind the ids of the wishes before.
+    // How many ids of the lists belong to it: those behind the ids of the rows before.
     int32_t num_biased, num_seen, num_banned;
     int32_t reserved;
 };
@@ -160,18 +160,18 @@ struct Sampling {
     const float* changed;       // (num_changed, vocab_size)
     // (num_masks, vocab_size / 32, rounded up): a bit for each token that may come.
     const int32_t* masks;
-    const Wish* wishes;         // (num_wishes)
+    const RowParams* params;    // (num_params)
     const int32_t* biased_ids;  // (num_biased)
     const float* biases;        // (num_biased)
     const int32_t* seen_ids;    // (num_seen): what penalties count
     const float* counts;        // (num_seen): how often each was generated
     const int32_t* banned_ids;  // (num_banned)
-    Choice* choices;            // (num_wishes)
-    // (num_best): of each wish the best by log-prob, then the candidates.
+    Choice* choices;            // (num_params)
+    // (num_best): of each row the best by log-prob, then the candidates.
     Best* best;
     char* scratch;              // lmi_sampling_bytes for each thread, 8-byte aligned
     int64_t scratch_bytes;
-    int32_t num_logits, num_changed, num_masks, vocab_size, num_wishes, num_biased, num_seen, num_banned, num_best;
+    int32_t num_logits, num_changed, num_masks, vocab_size, num_params, num_biased, num_seen, num_banned, num_best;
     int32_t reserved;
 };
 

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from handlers.lmi_dist.native.wishes import (
+from handlers.lmi_dist.native.sampling_records import (
     ALL_BANNED,
     BEST,
     CHOICE,
     CHOSEN,
     NO_NUMBERS,
     Floats,
-    Fulfilled,
+    Sampled,
     Sampling,
 )
 
@@ -31,7 +31,7 @@ _LEAST_DISTANCE = np.float32(1e-6)
 
 
 class PartsOfLists(NamedTuple):
-    """Which part of each list of a Sampling is a wish's, and which of the best tokens."""
+    """Which part of each list of a Sampling is a row's, and which of the best tokens."""
 
     biased: slice
     seen: slice
@@ -40,55 +40,55 @@ class PartsOfLists(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """What becomes of a wish: a record of CHOICE."""
+    """What becomes of a row: a record of CHOICE."""
 
     status: int
     token_id: int
     log_prob: float = 0.0
 
 
-def fulfil_plainly(sampling: Sampling) -> Fulfilled:
-    """Fulfil the wishes of a step with numpy."""
-    choices = np.zeros(len(sampling.wishes), CHOICE)
+def sample_plainly(sampling: Sampling) -> Sampled:
+    """Sample the rows of a step with numpy."""
+    choices = np.zeros(len(sampling.params), CHOICE)
     best = np.zeros(sampling.num_best, BEST)
     ends = dict.fromkeys(PartsOfLists._fields, 0)
 
     with np.errstate(all="ignore"):
-        for index, wish in enumerate(sampling.wishes):
+        for index, params in enumerate(sampling.params):
             sizes = {
-                "biased": int(wish["num_biased"]),
-                "seen": int(wish["num_seen"]),
-                "banned": int(wish["num_banned"]),
-                "best": int(wish["num_top"] + wish["num_candidates"]),
+                "biased": int(params["num_biased"]),
+                "seen": int(params["num_seen"]),
+                "banned": int(params["num_banned"]),
+                "best": int(params["num_top"] + params["num_candidates"]),
             }
             parts: dict[str, slice] = {}
             for name, size in sizes.items():
                 parts[name] = slice(ends[name], ends[name] + size)
                 ends[name] += size
 
-            choices[index] = _fulfil(sampling, wish, PartsOfLists(**parts), best)
+            choices[index] = _sample_row(sampling, params, PartsOfLists(**parts), best)
 
-    return Fulfilled(choices, best)
+    return Sampled(choices, best)
 
 
-def _fulfil(sampling: Sampling, wish: Any, parts: PartsOfLists, best: Any) -> _Choice:
-    """Return what becomes of a wish, and fill its part of `best`."""
-    is_drawn = wish["token_id"] < 0 and not wish["num_candidates"]
+def _sample_row(sampling: Sampling, params: Any, parts: PartsOfLists, best: Any) -> _Choice:
+    """Return what becomes of a row, and fill its part of `best`."""
+    is_drawn = params["token_id"] < 0 and not params["num_candidates"]
     if is_drawn:
-        choice = _drawn(sampling, wish, parts)
+        choice = _drawn(sampling, params, parts)
     else:
-        choice = _Choice(CHOSEN, int(wish["token_id"]))
+        choice = _Choice(CHOSEN, int(params["token_id"]))
 
-    wants_log_probs = wish["wants_log_prob"] or wish["num_top"] or wish["num_candidates"]
+    wants_log_probs = params["wants_log_prob"] or params["num_top"] or params["num_candidates"]
     if choice.status == CHOSEN and wants_log_probs:
-        return _with_log_probs(sampling, wish, parts, choice.token_id, best[parts.best])
+        return _with_log_probs(sampling, params, parts, choice.token_id, best[parts.best])
 
     return choice
 
 
-def _drawn(sampling: Sampling, wish: Any, parts: PartsOfLists) -> _Choice:
+def _drawn(sampling: Sampling, params: Any, parts: PartsOfLists) -> _Choice:
     """Return the token that is drawn by all rules, or the best one without a temperature."""
-    row = apply_rules(sampling, wish, parts, _source(sampling, wish))
+    row = apply_rules(sampling, params, parts, _source(sampling, params))
     largest = row.max()
     if largest == -math.inf:
         return _Choice(ALL_BANNED, -1)
@@ -96,18 +96,18 @@ def _drawn(sampling: Sampling, wish: Any, parts: PartsOfLists) -> _Choice:
     if not math.isfinite(largest):
         return _Choice(NO_NUMBERS, -1)
 
-    token_id = _draw(row, wish) if wish["temperature"] else int(row.argmax())
+    token_id = _draw(row, params) if params["temperature"] else int(row.argmax())
     return _Choice(CHOSEN, token_id)
 
 
 def _with_log_probs(
-    sampling: Sampling, wish: Any, parts: PartsOfLists, token_id: int, best: Any
+    sampling: Sampling, params: Any, parts: PartsOfLists, token_id: int, best: Any
 ) -> _Choice:
-    """Return a choice with its log-prob, -1 having none, and fill the best tokens of its wish.
+    """Return a choice with its log-prob, -1 having none, and fill the best tokens of its row.
 
     Log-probs are the model's, before any rule.
     """
-    logits = sampling.logits[wish["row"]]
+    logits = sampling.logits[params["row"]]
     largest = logits.max()
     if not math.isfinite(largest):
         return _Choice(NO_NUMBERS, token_id)
@@ -115,15 +115,15 @@ def _with_log_probs(
     log_sum = np.float32(math.log(_weights(logits - largest).sum(dtype=np.float64)))
     log_probs = logits - largest - log_sum
     log_prob = float(log_probs[token_id]) if token_id >= 0 else 0.0
-    is_wished_token = wish["token_id"] >= 0
-    if not is_wished_token and not math.isfinite(log_prob):
+    is_given_token = params["token_id"] >= 0
+    if not is_given_token and not math.isfinite(log_prob):
         return _Choice(NO_NUMBERS, token_id, log_prob)
 
-    num_top = int(wish["num_top"])
+    num_top = int(params["num_top"])
     _tell_best(best[:num_top], log_probs, log_probs)
-    if wish["num_candidates"]:
-        row = _source(sampling, wish) - largest - log_sum
-        scores = apply_rules(sampling, wish, parts, row)
+    if params["num_candidates"]:
+        row = _source(sampling, params) - largest - log_sum
+        scores = apply_rules(sampling, params, parts, row)
         if not scores.max() < math.inf:
             return _Choice(NO_NUMBERS, token_id, log_prob)
 
@@ -132,19 +132,19 @@ def _with_log_probs(
     return _Choice(CHOSEN, token_id, log_prob)
 
 
-def _source(sampling: Sampling, wish: Any) -> Floats:
+def _source(sampling: Sampling, params: Any) -> Floats:
     """Return the row (vocab_size,) that rules apply to: what functions of the user made of the
     logits, if there are any.
     """
-    if wish["changed"] >= 0 and sampling.changed is not None:
-        changed: Floats = sampling.changed[wish["changed"]]
+    if params["changed"] >= 0 and sampling.changed is not None:
+        changed: Floats = sampling.changed[params["changed"]]
         return changed
 
-    logits: Floats = sampling.logits[wish["row"]]
+    logits: Floats = sampling.logits[params["row"]]
     return logits
 
 
-def apply_rules(sampling: Sampling, wish: Any, parts: PartsOfLists, row: Floats) -> Floats:
+def apply_rules(sampling: Sampling, params: Any, parts: PartsOfLists, row: Floats) -> Floats:
     """Return a row (vocab_size,) after bias, penalties, bans and the mask."""
     row = row.copy()
     biased_ids = sampling.biased_ids[parts.biased]
@@ -152,58 +152,58 @@ def apply_rules(sampling: Sampling, wish: Any, parts: PartsOfLists, row: Floats)
 
     seen_ids = sampling.seen_ids[parts.seen]
     counts = sampling.counts[parts.seen].astype(np.float64)
-    penalties = wish["frequency"] * counts + wish["presence"] * (counts > 0)
+    penalties = params["frequency"] * counts + params["presence"] * (counts > 0)
     less = np.float32(penalties)
-    repetition = wish["repetition"]
+    repetition = params["repetition"]
     scores = row[seen_ids]
     divided = scores / repetition - less
     multiplied = scores.astype(np.float64) * repetition - less
     row[seen_ids] = np.where(scores > 0, divided, multiplied)
 
     row[sampling.banned_ids[parts.banned]] = -np.inf
-    if wish["mask"] >= 0 and sampling.masks is not None:
-        bits = np.unpackbits(sampling.masks[wish["mask"]].view(np.uint8), bitorder="little")
+    if params["mask"] >= 0 and sampling.masks is not None:
+        bits = np.unpackbits(sampling.masks[params["mask"]].view(np.uint8), bitorder="little")
         row[bits[: len(row)] == 0] = -np.inf
 
     return row
 
 
-def _draw(row: Floats, wish: Any) -> int:
+def _draw(row: Floats, params: Any) -> int:
     """Draw a token from a row (vocab_size,) after all rules, by temperature and filters."""
-    scale = np.float32(1) / wish["temperature"]
+    scale = np.float32(1) / params["temperature"]
     powers = (row - row.max()) * scale
     weights = _weights(powers)
     everything = weights.sum(dtype=np.float64)
-    drop_filtered(weights, powers, wish)
+    drop_filtered(weights, powers, params)
 
     shares = weights.cumsum(dtype=np.float64) / everything
     cdf = shares.astype(np.float32)
-    chance = uniform(int(wish["seed"]), int(wish["position"]))
+    chance = uniform(int(params["seed"]), int(params["position"]))
     target = np.float32(chance) * cdf[-1]
     return int(cdf.searchsorted(target, side="right"))
 
 
-def drop_filtered(weights: Floats, powers: Floats, wish: Any) -> None:
+def drop_filtered(weights: Floats, powers: Floats, params: Any) -> None:
     """Set the weights (vocab_size,) of the tokens that filters leave out to 0. `weights` are e to
     the `powers`.
     """
-    top_k = wish["top_k"]
+    top_k = params["top_k"]
     if 0 < top_k < len(weights):
         least = np.partition(weights, -top_k)[-top_k]
         weights[weights < least] = 0
 
-    if wish["top_p"] < 1:
-        least = -_last_key(-weights, weights, wish["top_p"])
+    if params["top_p"] < 1:
+        least = -_last_key(-weights, weights, params["top_p"])
         weights[weights < least] = 0
 
-    weights[weights < wish["min_p"]] = 0
-    if wish["typical_p"] < 1:
+    weights[weights < params["min_p"]] = 0
+    if params["typical_p"] < 1:
         # Meister et al. 2022. The surprise is a constant less the power.
         possible_powers = np.where(weights > 0, powers, 0)
         total = (weights * possible_powers.astype(np.float64)).sum()
         mean = np.float32(total / weights.sum(dtype=np.float64))
         distances = np.maximum(np.abs(mean - powers), _LEAST_DISTANCE)
-        largest = _last_key(distances, weights, wish["typical_p"])
+        largest = _last_key(distances, weights, params["typical_p"])
         weights[distances > largest] = 0
 
 

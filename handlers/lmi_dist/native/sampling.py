@@ -1,4 +1,4 @@
-"""The native sampler, which fulfils the wishes of a step in one call of the library.
+"""The native sampler, which samples the rows of a step in one call of the library.
 
 `lmi_kernels.h` describes its records, and `plain_sampling.py` has its rules in short.
 """
@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from handlers.lmi_dist.native.library import Library
-from handlers.lmi_dist.native.wishes import BEST, CHOICE, WISH, Fulfilled, Records, Sampling
+from handlers.lmi_dist.native.sampling_records import (
+    BEST,
+    CHOICE,
+    ROW_PARAMS,
+    Records,
+    Sampled,
+    Sampling,
+)
 
 
 class _ArrayField(NamedTuple):
@@ -25,7 +32,7 @@ _ARRAYS = (
     _ArrayField("logits", np.float32, "num_logits"),
     _ArrayField("changed", np.float32, "num_changed"),
     _ArrayField("masks", np.int32, "num_masks"),
-    _ArrayField("wishes", WISH, "num_wishes"),
+    _ArrayField("params", ROW_PARAMS, "num_params"),
     _ArrayField("biased_ids", np.int32, "num_biased"),
     _ArrayField("biases", np.float32),
     _ArrayField("seen_ids", np.int32, "num_seen"),
@@ -47,7 +54,7 @@ class _SamplingRecord(Structure):
         ("num_changed", c_int32),
         ("num_masks", c_int32),
         ("vocab_size", c_int32),
-        ("num_wishes", c_int32),
+        ("num_params", c_int32),
         ("num_biased", c_int32),
         ("num_seen", c_int32),
         ("num_banned", c_int32),
@@ -57,7 +64,7 @@ class _SamplingRecord(Structure):
 
 
 class NativeSampler:
-    """Fulfils wishes by the library, on its threads. Not safe to call from two threads at once."""
+    """Samples rows by the library, on its threads. Not safe to call from two threads at once."""
 
     def __init__(self, library: Library, vocab_size: int, num_threads: int) -> None:
         self._functions = library.functions
@@ -70,9 +77,9 @@ class NativeSampler:
         self._scratch = np.empty(num_threads * thread_bytes, np.uint8)
         self._scratch_address = self._scratch.ctypes.data
 
-    def __call__(self, sampling: Sampling) -> Fulfilled:
-        """Raises ValueError, with nothing done, if a wish breaks a rule."""
-        choices = np.empty(len(sampling.wishes), CHOICE)
+    def __call__(self, sampling: Sampling) -> Sampled:
+        """Raises ValueError, with nothing done, if the parameters of a row break a rule."""
+        choices = np.empty(len(sampling.params), CHOICE)
         best = np.empty(sampling.num_best, BEST)
         record = _SamplingRecord(
             choices=_address_unless_empty(choices),
@@ -93,7 +100,7 @@ class NativeSampler:
         if self._functions.lmi_sample(byref(record), self._num_threads):
             raise ValueError(self._functions.lmi_error().decode())
 
-        return Fulfilled(choices, best)
+        return Sampled(choices, best)
 
 
 def _address_unless_empty(array: Records) -> int | None:

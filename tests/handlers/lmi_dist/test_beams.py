@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from handlers.base.beams import Candidate
 from handlers.base.token_sequence import sequences_of
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.native.wishes import Sampling, new_wishes
+from handlers.lmi_dist.native.sampling_records import Sampling, new_row_params
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.sampler import Sampler
 from handlers.lmi_dist.sequence import EmbeddedSequence
@@ -134,9 +134,9 @@ def alone(request: Request, runner: FakeRunner) -> EmbeddedSequence:
 
 def candidates(runner: FakeRunner, states: list[list[int]], num: int) -> list[list[Candidate]]:
     """The best tokens after each of these beginnings."""
-    wishes = new_wishes(len(states), row=range(len(states)), num_candidates=num)
-    answers = Sampler(runner.vocab_size).fulfil_wishes(
-        Sampling(np.stack([runner.logits(state) for state in states]), wishes)
+    params = new_row_params(len(states), row=range(len(states)), num_candidates=num)
+    answers = Sampler(runner.vocab_size).sample_rows(
+        Sampling(np.stack([runner.logits(state) for state in states]), params)
     )
     rows = answers.best.reshape(len(states), num).tolist()
     return [[Candidate(*state) for state in row] for row in rows]

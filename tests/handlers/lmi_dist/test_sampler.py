@@ -28,10 +28,10 @@ from handlers.lmi_dist.native.plain_sampling import (
     PartsOfLists,
     apply_rules,
     drop_filtered,
-    fulfil_plainly,
+    sample_plainly,
     uniform,
 )
-from handlers.lmi_dist.native.wishes import Floats, Fulfilled, Sampling, new_wishes
+from handlers.lmi_dist.native.sampling_records import Floats, Sampled, Sampling, new_row_params
 from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.prompt_log_probs import note_prompt
 from handlers.lmi_dist.sampler import Sampler, filters_of
@@ -102,11 +102,11 @@ def reference_scores(logits: Floats, config: SamplingConfig) -> Any:
 
 def kept(logits: Floats, config: SamplingConfig) -> Floats:
     """The weights of the tokens of each row, those that filters leave out 0."""
-    [wish] = new_wishes(1, **filters_of(config, logits.shape[1]))
-    rows = (logits - logits.max(-1, keepdims=True)) / np.float32(wish["temperature"])
+    [params] = new_row_params(1, **filters_of(config, logits.shape[1]))
+    rows = (logits - logits.max(-1, keepdims=True)) / np.float32(params["temperature"])
     weights = np.exp(rows)
     for sampling_row, powers in zip(weights, rows, strict=True):
-        drop_filtered(sampling_row, powers, wish)
+        drop_filtered(sampling_row, powers, params)
 
     return weights
 
@@ -359,19 +359,19 @@ def edit(logits: Floats, one: EmbeddedSequence) -> Floats:
     sampler = Sampler(logits.shape[1])
     edited = list[Floats]()
 
-    def fulfil(sampling: Sampling) -> Fulfilled:
+    def sample(sampling: Sampling) -> Sampled:
         edited.append(ruled(sampling))
-        return fulfil_plainly(sampling)
+        return sample_plainly(sampling)
 
-    sampler.fulfil_wishes = fulfil
+    sampler.sample_rows = sample
     sampler.sample(logits, [0], [one])
     return edited[0]
 
 
 def ruled(sampling: Sampling) -> Floats:
-    """The row of the only wish after its rules, (1, vocab)."""
+    """The only row after its rules, (1, vocab)."""
     ranges = PartsOfLists(slice(None), slice(None), slice(None))
-    return apply_rules(sampling, sampling.wishes[0], ranges, sampling.logits[0])[None]
+    return apply_rules(sampling, sampling.params[0], ranges, sampling.logits[0])[None]
 
 
 def test_a_bad_word_is_banned_where_it_would_be_completed() -> None:
@@ -423,7 +423,7 @@ def test_rules_that_were_forked_go_their_own_ways() -> None:
 
 
 def apply(rules: LogitsRules, logits: Floats, one: EmbeddedSequence) -> Floats:
-    sampling = Sampling(logits, new_wishes(1, **filters_of(one.request.sampling_config, 10)))
+    sampling = Sampling(logits, new_row_params(1, **filters_of(one.request.sampling_config, 10)))
     add_rules(sampling, [RuledRow(0, one, rules)])
     return ruled(sampling)
 
@@ -495,11 +495,11 @@ def test_log_probs_come_only_where_they_are_asked_for() -> None:
 
 def test_prompt_log_probs_are_those_of_the_next_tokens() -> None:
     logits = random_logits(4, 50)
-    fulfil = Sampler(50).fulfil_wishes
+    sample = Sampler(50).sample_rows
     chunk = Chunk(0, 0, [4, 5, 6, 7])
     config = OutputConfig(num_prompt_log_probs=2)
     prompted = sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config)
-    assert note_prompt(fulfil, prompted, chunk, logits)
+    assert note_prompt(sample, prompted, chunk, logits)
 
     expected = torch.tensor(logits).log_softmax(-1)
     chosen_logits = [expected[row, row + 5].item() for row in range(4)]
@@ -518,19 +518,19 @@ def test_prompt_log_probs_are_those_of_the_next_tokens() -> None:
     )
 
     assert (
-        note_prompt(fulfil, bare, chunk, logits)
+        note_prompt(sample, bare, chunk, logits)
         and [note.top for note in bare.prompt_log_probs] == [[]] * 5
     )
 
     logits[2, 30] = math.nan
     assert not note_prompt(
-        fulfil, sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config), chunk, logits
+        sample, sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config), chunk, logits
     )
 
 
 def test_a_prompt_of_one_token_has_one_log_prob_which_is_none() -> None:
     prompted = sequence(SamplingConfig(), (4,), output_config=OutputConfig(num_prompt_log_probs=2))
-    assert note_prompt(Sampler(50).fulfil_wishes, prompted, Chunk(0, 0, [4]), random_logits(1, 50))
+    assert note_prompt(Sampler(50).sample_rows, prompted, Chunk(0, 0, [4]), random_logits(1, 50))
     assert [note.log_prob for note in prompted.prompt_log_probs] == [None]
 
 

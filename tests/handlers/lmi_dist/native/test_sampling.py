@@ -1,4 +1,4 @@
-"""Wishes that native code fulfils: as the rules in numpy say, with the same bits in any company, or
+"""Rows that native code samples: as the rules in numpy say, with the same bits in any company, or
 refused.
 """
 
@@ -12,17 +12,17 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from handlers.lmi_dist.native.plain_sampling import fulfil_plainly
+from handlers.lmi_dist.native.plain_sampling import sample_plainly
 from handlers.lmi_dist.native.sampling import NativeSampler
-from handlers.lmi_dist.native.wishes import (
+from handlers.lmi_dist.native.sampling_records import (
     ALL_BANNED,
     CHOSEN,
     NO_NUMBERS,
-    WISH,
+    ROW_PARAMS,
     Floats,
-    Fulfilled,
+    Sampled,
     Sampling,
-    new_wishes,
+    new_row_params,
 )
 from tests.handlers.lmi_dist.native.builds import library, variants
 
@@ -30,12 +30,12 @@ KERNELS = library(variants()[0])
 VOCABS = (1, 2, 31, 50, 256, 257, 1031, 5000)
 
 
-def fulfil(sampling: Sampling, num_threads: int = 1) -> Fulfilled:
+def sample(sampling: Sampling, num_threads: int = 1) -> Sampled:
     return NativeSampler(KERNELS, sampling.logits.shape[1], num_threads)(sampling)
 
 
 def random_sampling(choice: random.Random, vocab_size: int, num: int = 24) -> Sampling:
-    """Wishes of every kind, some of rows with infinite numbers."""
+    """Rows of every kind, some with infinite numbers."""
     numbers = np.random.default_rng(choice.getrandbits(32))
     logits = (numbers.standard_normal((num, vocab_size)) * choice.choice([0.1, 1, 3, 10])).astype(
         np.float32
@@ -59,7 +59,7 @@ def random_sampling(choice: random.Random, vocab_size: int, num: int = 24) -> Sa
     sizes["num_seen"] = [len(row_ids) for row_ids in ids_of_rows]
     seen_ids = np.concatenate(ids_of_rows).astype(np.int32)
     words = -(-vocab_size // 32)
-    wishes = new_wishes(
+    params = new_row_params(
         num,
         seed=[choice.getrandbits(64) for _ in range(num)],
         temperature=some(0, 1e-5, 0.3, 1, 1, 2, 100),
@@ -82,7 +82,7 @@ def random_sampling(choice: random.Random, vocab_size: int, num: int = 24) -> Sa
     )
     return Sampling(
         logits,
-        wishes,
+        params,
         changed=(numbers.standard_normal((3, vocab_size)) * 3).astype(np.float32),
         masks=numbers.integers(-(2**31), 2**31, (2, words)).astype(np.int32),
         biased_ids=ids["biased"],
@@ -94,22 +94,22 @@ def random_sampling(choice: random.Random, vocab_size: int, num: int = 24) -> Sa
 
 
 def part(sampling: Sampling, places: list[int]) -> Sampling:
-    """These wishes, in this order, with their own parts of the lists."""
+    """These rows, in this order, with their own parts of the lists."""
 
     def own(name: str, *lists: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        ends = sampling.wishes[f"num_{name}"].cumsum()
+        ends = sampling.params[f"num_{name}"].cumsum()
         bounds = [
-            (ends[place] - sampling.wishes[f"num_{name}"][place], ends[place]) for place in places
+            (ends[place] - sampling.params[f"num_{name}"][place], ends[place]) for place in places
         ]
         return [np.concatenate([array[start:end] for start, end in bounds]) for array in lists]
 
     biased_ids, biases = own("biased", sampling.biased_ids, sampling.biases)
     seen_ids, counts = own("seen", sampling.seen_ids, sampling.counts)
     [banned_ids] = own("banned", sampling.banned_ids)
-    wishes = sampling.wishes[places]
+    params = sampling.params[places]
     return Sampling(
         sampling.logits,
-        wishes,
+        params,
         sampling.changed,
         sampling.masks,
         biased_ids,
@@ -120,14 +120,14 @@ def part(sampling: Sampling, places: list[int]) -> Sampling:
     )
 
 
-def best_of(sampling: Sampling, answers: Fulfilled) -> list[npt.NDArray[Any]]:
-    """The best tokens of each wish."""
-    ends = (sampling.wishes["num_top"] + sampling.wishes["num_candidates"]).cumsum()
+def best_of(sampling: Sampling, answers: Sampled) -> list[npt.NDArray[Any]]:
+    """The best tokens of each params."""
+    ends = (sampling.params["num_top"] + sampling.params["num_candidates"]).cumsum()
     return np.split(answers.best, ends[:-1])
 
 
-def told(sampling: Sampling, answers: Fulfilled) -> list[bytes]:
-    """The bits of what each wish got; those of a wish that got nothing are its status."""
+def told(sampling: Sampling, answers: Sampled) -> list[bytes]:
+    """The bits of what each row got; those of a row that got nothing are its status."""
     rows = zip(answers.choices, best_of(sampling, answers), strict=True)
     return [
         row.tobytes() + (best.tobytes() if row["status"] == CHOSEN else b"") for row, best in rows
@@ -136,14 +136,14 @@ def told(sampling: Sampling, answers: Fulfilled) -> list[bytes]:
 
 @pytest.mark.parametrize("vocab_size", VOCABS)
 @np.errstate(invalid="ignore")
-def test_wishes_are_fulfilled_as_the_rules_in_numpy_say(vocab_size: int) -> None:
+def test_rows_are_sampled_as_the_rules_in_numpy_say(vocab_size: int) -> None:
     choice = random.Random(vocab_size)
     num_compared = 0
     for _ in range(30):
         sampling = random_sampling(choice, vocab_size)
         before = sampling.logits.copy()
-        got = fulfil(sampling)
-        expected = fulfil_plainly(sampling)
+        got = sample(sampling)
+        expected = sample_plainly(sampling)
         np.testing.assert_array_equal(sampling.logits, before)
         assert got.choices["status"].tolist() == expected.choices["status"].tolist()
 
@@ -160,7 +160,7 @@ def test_wishes_are_fulfilled_as_the_rules_in_numpy_say(vocab_size: int) -> None
             atol=1e-5,
         )
         for place in np.flatnonzero(is_chosen):
-            num_top = sampling.wishes["num_top"][place]
+            num_top = sampling.params["num_top"][place]
             for places in (slice(0, num_top), slice(num_top, None)):
                 compare_best(
                     best_of(sampling, got)[place][places],
@@ -192,16 +192,16 @@ def test_neighbours_and_threads_change_no_bit(vocab_size: int) -> None:
     for _ in range(8):
         sampling = random_sampling(choice, vocab_size, num=60)
         alone = [
-            told(part_of_one, fulfil(part_of_one))[0]
+            told(part_of_one, sample(part_of_one))[0]
             for part_of_one in (part(sampling, [place]) for place in range(60))
         ]
         for num_threads in (1, 2, 3, 4):
-            assert told(sampling, fulfil(sampling, num_threads)) == alone
+            assert told(sampling, sample(sampling, num_threads)) == alone
 
         places = choice.sample(range(60), 31)
         some = part(sampling, places)
 
-        assert told(some, fulfil(some, 2)) == [alone[place] for place in places]
+        assert told(some, sample(some, 2)) == [alone[place] for place in places]
 
 
 @pytest.mark.parametrize("kind", variants()[1:])
@@ -210,7 +210,7 @@ def test_every_kind_of_cpu_draws_the_same_bits(kind: str) -> None:
     for _ in range(10):
         sampling = random_sampling(choice, 3001)
         further_sampler = NativeSampler(library(kind), 3001, 1)(sampling)
-        assert told(sampling, further_sampler) == told(sampling, fulfil(sampling))
+        assert told(sampling, further_sampler) == told(sampling, sample(sampling))
 
 
 def rows(*rows: list[float]) -> Floats:
@@ -219,21 +219,21 @@ def rows(*rows: list[float]) -> Floats:
 
 def test_of_equal_tokens_the_first_is_the_best_and_all_stay_together() -> None:
     logits = np.repeat(rows([1, 3, 3, 0, 3, 2]), 200, axis=0)
-    wishes = new_wishes(200, row=range(200), seed=range(200), temperature=1, top_k=2, num_top=4)
-    answers = fulfil(Sampling(logits, wishes))
+    params = new_row_params(200, row=range(200), seed=range(200), temperature=1, top_k=2, num_top=4)
+    answers = sample(Sampling(logits, params))
     assert set(answers.choices["token_id"].tolist()) == {1, 2, 4}
     assert answers.best["token_id"].reshape(200, 4).tolist() == [[1, 2, 4, 5]] * 200
-    assert fulfil(Sampling(logits, new_wishes(1))).choices["token_id"].tolist() == [1]
+    assert sample(Sampling(logits, new_row_params(1))).choices["token_id"].tolist() == [1]
 
 
 def test_what_is_no_number_or_banned_is_said() -> None:
     logits = rows([0, np.nan, 0], [0, np.inf, 0], [-np.inf] * 3, [0, 1, 2])
     for temperature in (0, 1):
-        wishes = new_wishes(4, row=range(4), temperature=temperature, num_banned=[0, 0, 0, 3])
-        sampling = Sampling(logits, wishes, banned_ids=np.array([0, 1, 2], np.int32))
+        params = new_row_params(4, row=range(4), temperature=temperature, num_banned=[0, 0, 0, 3])
+        sampling = Sampling(logits, params, banned_ids=np.array([0, 1, 2], np.int32))
         expected = [NO_NUMBERS, NO_NUMBERS, ALL_BANNED, ALL_BANNED]
-        assert fulfil(sampling).choices["status"].tolist() == expected
-        assert fulfil_plainly(sampling).choices["status"].tolist() == expected
+        assert sample(sampling).choices["status"].tolist() == expected
+        assert sample_plainly(sampling).choices["status"].tolist() == expected
 
 
 NUMBERS = st.one_of(st.integers(-3, 70), st.sampled_from([2**31 - 1, -(2**31)]))
@@ -242,7 +242,7 @@ FLOATS = st.one_of(st.floats(width=32), st.sampled_from([0.0, 1.0, 1e-5, 0.5]))
 
 @settings(max_examples=1000)
 @given(st.data())
-def test_wishes_of_any_numbers_are_fulfilled_or_refused(data: st.DataObject) -> None:
+def test_parameters_of_any_numbers_are_followed_or_refused(data: st.DataObject) -> None:
     """In a valid sampling one or two numbers are any others; what is read and written stays within
     the arrays.
     """
@@ -250,13 +250,13 @@ def test_wishes_of_any_numbers_are_fulfilled_or_refused(data: st.DataObject) -> 
         random.Random(data.draw(st.integers(0, 50))), data.draw(st.sampled_from([1, 33, 50])), 4
     )
     for _ in range(data.draw(st.integers(1, 2))):
-        name = data.draw(st.sampled_from(WISH.names))
+        name = data.draw(st.sampled_from(ROW_PARAMS.names))
         if name == "seed":
             value: float = data.draw(st.integers(0, 2**64 - 1))
         else:
-            value = data.draw(FLOATS if WISH[name].kind == "f" else NUMBERS)
+            value = data.draw(FLOATS if ROW_PARAMS[name].kind == "f" else NUMBERS)
 
-        sampling.wishes[name][data.draw(st.integers(0, 3))] = value
+        sampling.params[name][data.draw(st.integers(0, 3))] = value
 
     for name in ("biased_ids", "seen_ids", "banned_ids"):
         ids = getattr(sampling, name)
@@ -265,13 +265,13 @@ def test_wishes_of_any_numbers_are_fulfilled_or_refused(data: st.DataObject) -> 
 
     sampling.logits[:] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf, 0, 3e38, -3e38]))
     sampling.logits[0, 0] = data.draw(FLOATS)
-    has_room = 0 <= sampling.num_best < 10_000 and (sampling.wishes["num_top"] >= 0).all()
+    has_room = 0 <= sampling.num_best < 10_000 and (sampling.params["num_top"] >= 0).all()
     if not has_room:
-        # The answers are as many as the wishes say, so native code is not asked
+        # The answers are as many as the parameters say, so native code is not asked
         return
 
     try:
-        fulfil(sampling, 2)
+        sample(sampling, 2)
     except ValueError as error:
         assert str(error)
 
@@ -296,7 +296,7 @@ def test_wishes_of_any_numbers_are_fulfilled_or_refused(data: st.DataObject) -> 
 )
 def test_a_refusal_names_the_rule_and_the_value(columns: dict[str, float], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        fulfil(Sampling(np.zeros((2, 5), np.float32), new_wishes(1, **columns)))
+        sample(Sampling(np.zeros((2, 5), np.float32), new_row_params(1, **columns)))
 
 
 @pytest.mark.parametrize("name", ["biased_ids", "seen_ids", "banned_ids"])
@@ -306,6 +306,6 @@ def test_an_id_outside_the_vocabulary_is_refused(name: str) -> None:
         lists |= {"biased_ids": {"biases": rows([1])[0]}, "seen_ids": {"counts": rows([1])[0]}}.get(
             name, {}
         )
-        wishes = new_wishes(1, **{f"num_{name.removesuffix('_ids')}": 1})
+        params = new_row_params(1, **{f"num_{name.removesuffix('_ids')}": 1})
         with pytest.raises(ValueError, match=f"token.* must be from 0 to 4, given {token_id}"):
-            fulfil(Sampling(np.zeros((1, 5), np.float32), wishes, **lists))
+            sample(Sampling(np.zeros((1, 5), np.float32), params, **lists))

@@ -1,7 +1,7 @@
-"""The wishes of a step: what is wanted of each row of its logits, in the records of
+"""What is wanted of the rows of logits in a step, and what becomes of them, in the records of
 `lmi_kernels.h`, which describes them.
 
-A wish is for a token, for the log-prob of one, or for the candidates of a beam search.
+Wanted is a token, the log-prob of one, or the candidates of a beam search.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int32]
 Records: TypeAlias = npt.NDArray[Any]
 
-WISH = np.dtype(
+ROW_PARAMS = np.dtype(
     [
         ("seed", "u8"),
         ("temperature", "f4"),
@@ -40,7 +40,7 @@ WISH = np.dtype(
         ("reserved", "i4"),
     ]
 )
-# The values of a wish for the best token, without rules, where they are not 0.
+# The values that ask for the best token, without rules, where they are not 0.
 _DEFAULTS = {
     "top_p": 1,
     "typical_p": 1,
@@ -71,30 +71,29 @@ NO_INTS = np.empty(0, np.int32)
 NO_FLOATS = np.empty(0, np.float32)
 
 
-def new_wishes(num: int, **columns: Any) -> Records:
-    """Return (num,) of WISH: for the best token of each row, without rules, where no column says
+def new_row_params(num: int, **columns: Any) -> Records:
+    """Return (num,) of ROW_PARAMS, which want the best token, without rules, where no column says
     otherwise.
     """
-    wishes = np.zeros(num, WISH)
+    params = np.zeros(num, ROW_PARAMS)
     for name, value in (_DEFAULTS | columns).items():
-        wishes[name] = value
+        params[name] = value
 
-    return wishes
+    return params
 
 
 @dataclass(slots=True)
 class Sampling:
-    """The wishes of a step and what they are about.
+    """The parameters of the rows that are sampled in a step, and what they are about.
 
-    The ids that rules are about stand in lists that the wishes share: each takes as many as it
-    says, behind those of the wishes before it. What fulfils the wishes writes to none of the
-    arrays.
+    The ids that rules are about stand in lists that the rows share: each takes as many as its
+    parameters say, behind those of the rows before it. A sampler writes to none of the arrays.
     """
 
     # (num_logits, vocab_size)
     logits: Floats
-    # (num_wishes,) of WISH
-    wishes: Records
+    # (num_params,) of ROW_PARAMS
+    params: Records
     # (num_changed, vocab_size): rows that take the place of those of the logits
     changed: Floats | None = None
     # (num_masks, vocab_size / 32, rounded up): a bit for each token that may come
@@ -110,18 +109,18 @@ class Sampling:
 
     @property
     def num_best(self) -> int:
-        """How many records of BEST its wishes want, together."""
-        return int(self.wishes["num_top"].sum() + self.wishes["num_candidates"].sum())
+        """How many records of BEST its rows want, together."""
+        return int(self.params["num_top"].sum() + self.params["num_candidates"].sum())
 
 
-class Fulfilled(NamedTuple):
-    """What came of wishes."""
+class Sampled(NamedTuple):
+    """What became of the rows of a Sampling."""
 
-    # (num_wishes,) of CHOICE
+    # (num_params,) of CHOICE
     choices: Records
-    # (num_best,) of BEST: for each wish the best tokens by log-prob, then the candidates.
+    # (num_best,) of BEST: for each row the best tokens by log-prob, then the candidates.
     best: Records
 
 
-Fulfil: TypeAlias = Callable[[Sampling], Fulfilled]
-"""Fulfils the wishes of a step. Raises ValueError, with nothing done, if one breaks a rule."""
+Sample: TypeAlias = Callable[[Sampling], Sampled]
+"""Samples the rows of a step. Raises ValueError, with nothing done, if one breaks a rule."""
