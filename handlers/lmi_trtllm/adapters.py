@@ -122,36 +122,53 @@ def _config_fault(config: dict[str, Any], max_rank: int) -> str | None:
     return None
 
 
-def _modules(config: LoraConfig) -> set[str]:
-    """Return the last parts of the names of the linears that adapters may change in the engine."""
-    default_names = getattr(sys.modules[LoraConfig.__module__], NAMES_FUNCTION, dict)
-    names: dict[str, Any] = default_names() | config.trtllm_modules_to_hf_modules
+def _names_of_linears(config: LoraConfig) -> set[str]:
+    """Return the names that checkpoints give to the linears that adapters may change in the engine,
+    such as `q_proj`.
 
-    modules: set[str] = set()
-    for target in config.lora_target_modules or names:
-        # An entry is a name, or several.
-        entry = names.get(target, target)
-        for name in entry if isinstance(entry, list) else [entry]:
-            modules.add(name.rpartition(".")[2])
+    The engine has its own names for them, and a table of what checkpoints call each: a name, such
+    as in `{"attn_q": "q_proj", "shared_expert_gate": "shared_expert.up_proj"}`, or a list of names.
+    The configuration may add to the table, and may limit the linears, by names of either kind.
+    """
+    table = _default_table() | config.trtllm_modules_to_hf_modules
+    linears = set[str]()
+    for target in config.lora_target_modules or table:
+        names = table.get(target, target)
+        if isinstance(names, str):
+            names = [names]
 
-    return modules
+        linears |= {name.rpartition(".")[2] for name in names}
+
+    return linears
+
+
+def _default_table() -> dict[str, str | list[str]]:
+    """Return the engine's names of linears with those of checkpoints; nothing in a version without
+    such a table.
+    """
+    module_of_config = sys.modules[LoraConfig.__module__]
+    read_table = getattr(module_of_config, NAMES_FUNCTION, dict)
+    return dict(read_table())
 
 
 def _weights_fault(file: Path, config: LoraConfig) -> str | None:
     """Return what is wrong with the tensors of a file, or None, also if it cannot be read."""
-    modules = _modules(config)
-    max_rank = config.max_lora_rank
+    linears = _names_of_linears(config)
     shapes = dict[str, list[int]]()
     with suppress(SafetensorError), safe_open(file, "np") as tensors:
         shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}
 
     for name, shape in shapes.items():
         match = LOW_RANK_WEIGHT.search(name)
-        if match is None or match[1] not in modules:
+        if match is None or match[1] not in linears:
             return f"{name} would be left out: the engine has no low ranks there {WAY_OUT}"
 
-        rank = shape[0] if name.endswith("lora_A.weight") else 1
-        if rank > max_rank:
-            return f"{name} has the rank {rank}, and option.max_lora_rank is {max_rank}"
+        if len(shape) != 2:
+            return f"{name} must have two dimensions, given the shape {shape}"
+
+        # The other matrix has the rank as its second dimension, which the engine compares.
+        rank = shape[0]
+        if name.endswith("lora_A.weight") and rank > config.max_lora_rank:
+            return f"{name} has the rank {rank}, and option.max_lora_rank is {config.max_lora_rank}"
 
     return None

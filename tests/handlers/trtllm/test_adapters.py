@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,19 @@ def test_weights_that_would_be_left_out_are_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         adapters.check_adapter(write(tmp_path, stem, rank), limits(8))
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (4, 8, 1)])
+@pytest.mark.parametrize("side", ["lora_A", "lora_B"])
+def test_a_weight_that_is_no_matrix_is_refused_by_name_and_shape(
+    adapters: Any, tmp_path: Path, side: str, shape: tuple[int, ...]
+) -> None:
+    adapter = write(tmp_path)
+    weight = f"{STEM}.{side}.weight"
+    save_file({weight: torch.zeros(shape)}, tmp_path / "adapter_model.safetensors")
+    words = f"{weight} must have two dimensions, given the shape {list(shape)}"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        adapters.check_adapter(adapter, limits(8))
 
 
 def test_only_linears_that_the_engines_configuration_names_pass(
