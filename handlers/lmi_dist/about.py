@@ -36,17 +36,19 @@ def check(config: EngineConfig) -> Mapping[str, str]:
 
     if config.tensor_parallel_degree > 1:
         faults["option.tensor_parallel_degree"] = ONE_DEVICE
-    elif config.pipeline_parallel_degree > 1:
+
+    if config.pipeline_parallel_degree > 1:
         faults["option.pipeline_parallel_degree"] = ONE_DEVICE
 
     return faults
 
 
 def dtypes(config: EngineConfig, stored: str) -> tuple[str, str]:
-    """Dtypes of weights and of keys and values on a CPU.
+    """Return the dtype of the weights, and that of keys and values, on a CPU.
 
-    The native kernels keep the bfloat16 weights of a checkpoint; keys and values are bfloat16 where
-    they multiply it. `stored` is the dtype of the checkpoint.
+    `stored` is the dtype of the checkpoint. Where the native kernels run, weights that are stored
+    as bfloat16 stay so. Keys and values are bfloat16 where weights are and these kernels multiply
+    in bfloat16 (ROUNDING_VARIANTS); else they are fp32.
     """
     weights = "bf16" if config.dtype == "bf16" else "fp32"
     variant = variant_here()

@@ -48,6 +48,12 @@ def test_the_embedded_engine_runs_on_one_device_and_quantises_to_4_and_8_bits() 
     for degree in ("tensor_parallel_degree", "pipeline_parallel_degree"):
         assert lmi_dist.check(EngineConfig(**{degree: 2})).keys() == {f"option.{degree}"}  # type: ignore[arg-type]
 
+    both = EngineConfig(tensor_parallel_degree=2, pipeline_parallel_degree=2)
+    assert lmi_dist.check(both).keys() == {
+        "option.tensor_parallel_degree",
+        "option.pipeline_parallel_degree",
+    }
+
 
 def test_vllm_runs_pipelines_only_on_gpus() -> None:
     pipeline = EngineConfig(pipeline_parallel_degree=2)
