@@ -34,18 +34,43 @@ def pull(name: str, revision: str | None) -> int:
     """
     parse(name)
     source = WantedSource(source=name, revision=revision, download_dir=str(_download_dir()))
+    try:
+        folder = _fetch(source)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except _LoggedFailure as failure:
+        return failure.exit_code
 
-    with tempfile.TemporaryDirectory(prefix="lmi-pull-") as folder:
-        state = Path(folder)
-        fetches.write(state / fetches.REQUEST, FetchRequest(sources=(source,)))
-        words = ("lmi.sources.worker", str(state / fetches.REQUEST), str(state))
-        process = subprocess.Popen([sys.executable, "-P", "-m", *words])
+    click.echo(f"{log.escape(name)} is in {log.escape(str(folder))}")
+    return 0
+
+
+class _LoggedFailure(Exception):
+    """A fetch that failed, of which its process has said why."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+def _fetch(source: WantedSource) -> Path:
+    """Fetch a source in a process of its own, and return its folder.
+
+    Raises the StartError that ended the process, or _LoggedFailure where nobody reads along: there
+    it has logged its error. At an interrupt the process is killed.
+    """
+    with tempfile.TemporaryDirectory(prefix="lmi-pull-") as state_dir:
+        state = Path(state_dir)
+        request = state / fetches.REQUEST
+        fetches.write(request, FetchRequest(sources=(source,)))
+        command = [sys.executable, "-P", "-m", "lmi.sources.worker", str(request), str(state)]
+        process = subprocess.Popen(command)
         try:
-            code = process.wait()
+            exit_code = process.wait()
         except KeyboardInterrupt:
             process.kill()
             process.wait()
-            return INTERRUPTED
+            raise
 
         failure = fetches.failure(state)
         if failure is not None and log.is_text("auto"):
@@ -53,12 +78,10 @@ def pull(name: str, revision: str | None) -> int:
 
         folders = fetches.result(state)
 
-    # Where nobody reads along, the process has logged its failure itself.
     if folders is None:
-        return code or 1
+        raise _LoggedFailure(exit_code or 1)
 
-    click.echo(f"{name} is in {log.escape(str(folders[name]))}")
-    return 0
+    return folders[source.source]
 
 
 @click.command("list")
@@ -117,7 +140,7 @@ def rm(names: Sequence[str]) -> int:
                 click.echo(f"lmi rm: {log.escape(str(error))}", err=True)
                 code = error.exit_code
             else:
-                click.echo(f"{name}: {readable(model.num_bytes)} removed")
+                click.echo(f"{log.escape(name)}: {readable(model.num_bytes)} removed")
 
     return code
 
@@ -136,15 +159,13 @@ def _download_dir() -> Path:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as lines with aligned columns."""
-    columns = list(zip(*rows, strict=True))
+    """Return the rows as lines with aligned columns. What no terminal should get is escaped."""
+    shown_rows = [[log.escape(cell) for cell in row] for row in rows]
+    columns = list(zip(*shown_rows, strict=True))
     widths = [max(len(cell) for cell in column) for column in columns]
     lines = []
-    for row in rows:
-        padded_cells = []
-        for cell, width in zip(row, widths, strict=True):
-            padded_cells.append(log.escape(cell).ljust(width))
-
+    for row in shown_rows:
+        padded_cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         lines.append("  ".join(padded_cells).rstrip())
 
     return lines

@@ -327,6 +327,24 @@ def test_a_model_that_is_being_fetched_does_not_keep_rm_from_the_others(
     assert [path.name for path in hub.glob("models--*")] == ["models--owner--busy"]
 
 
+def test_names_that_would_move_a_terminals_cursor_are_shown_escaped_and_aligned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVING_DOWNLOAD_DIR", str(tmp_path / "cache"))
+    name = "s3://bucket/\x1b[2J"
+    for number, url in enumerate((name, "s3://bucket/model")):
+        folder = tmp_path / "cache" / f"{number:064x}"
+        folder.mkdir(parents=True)
+        (folder / "url").write_text(url)
+
+    lines = [line for line in lmi("list").stdout.splitlines() if line.startswith(("name", "s3:"))]
+    assert len(lines) == 3 and "\x1b" not in "".join(lines)
+    assert len({line.rindex(line.split()[-1]) for line in lines}) == 1
+
+    removed = lmi("rm", name)
+    assert removed.returncode == 0 and "\x1b" not in removed.stdout
+
+
 def test_pull_ends_with_the_code_of_its_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
