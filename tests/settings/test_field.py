@@ -1,4 +1,5 @@
-"""Settings of users of djl-serving: each class starts, or stops with a line that names the remedy.
+"""Settings of users of djl-serving and of AWS's newer images: each class starts, or stops with a
+line that names the remedy.
 
 The classes are those of several hundred public configurations; the rows are written for these
 tests. Each is resolved on a machine with eight GPUs and vLLM, and on one with neither.
@@ -6,6 +7,7 @@ tests. Each is resolved on a machine with eight GPUs and vLLM, and on one with n
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,6 +102,76 @@ CASES = {
     "variables for the worker": Case(text="option.env=NCCL_DEBUG=INFO,VLLM_LOGGING_LEVEL=DEBUG"),
     "Neuron's keys beside others": Case(text="option.n_positions=4096\noption.batch_size=4"),
     "attention by pages": Case(text="option.paged_attention=true\noption.device_map=auto"),
+    "an LMI endpoint of JumpStart": Case(
+        environ={
+            "SAGEMAKER_ENV": "1",
+            "SAGEMAKER_PROGRAM": "inference.py",
+            "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/model/code",
+            "SAGEMAKER_CONTAINER_LOG_LEVEL": "20",
+            "SAGEMAKER_MODEL_SERVER_WORKERS": "1",
+            "SAGEMAKER_MODEL_SERVER_TIMEOUT": "3600",
+            "SAGEMAKER_ENABLE_LOAD_AWARE": "1",
+            "MODEL_CACHE_ROOT": "/opt/ml/model",
+            "OPTION_ROLLING_BATCH": "disable",
+            "OPTION_ASYNC_MODE": "true",
+            "OPTION_ENTRYPOINT": "djl_python.lmi_vllm.vllm_async_service",
+            "OPTION_SERVED_MODEL_NAME": "model",
+            "OPTION_TENSOR_PARALLEL_DEGREE": "max",
+            "OPTION_MAX_MODEL_LEN": "8192",
+        },
+        name="model",
+    ),
+    "AWS's vLLM image": Case(
+        environ={
+            "SM_VLLM_MAX_MODEL_LEN": "8192",
+            "SM_VLLM_MAX_NUM_SEQS": "32",
+            "SM_VLLM_DTYPE": "bfloat16",
+            "SM_VLLM_SERVED_MODEL_NAME": "/opt/ml/model",
+            "SM_VLLM_ENABLE_AUTO_TOOL_CHOICE": "true",
+            "SM_VLLM_TOOL_CALL_PARSER": "hermes",
+            "SM_VLLM_REASONING_PARSER": "qwen3",
+            "SM_VLLM_TRUST_REMOTE_CODE": "true",
+            "SM_VLLM_ENABLE_LORA": "true",
+        },
+        name="/opt/ml/model",
+        warned_on_cpu=("code that comes with a model is never run",),
+    ),
+    "AWS's vLLM image over GPUs": Case(
+        environ={"SM_VLLM_TENSOR_PARALLEL_SIZE": "8"}, refused_on_cpu=DEGREE
+    ),
+    "what is vLLM's own in AWS's image": Case(
+        environ={
+            "SM_VLLM_ENABLE_CHUNKED_PREFILL": "true",
+            "SM_VLLM_GPU_MEMORY_UTILIZATION": "0.9",
+            "SM_VLLM_KV_CACHE_DTYPE": "fp8",
+        },
+        warned_on_cpu=(USES_NOT,) * 3,
+    ),
+    "adapters of AWS's vLLM image": Case(
+        environ={"SM_VLLM_LORA_MODULES": '[{"name": "poet", "path": "/opt/ml/poet"}]'},
+        warned=("in adapters/ beside the model, or registered at /adapters",),
+    ),
+    "AWS's SGLang image": Case(
+        environ={
+            "SM_SGLANG_CONTEXT_LENGTH": "8192",
+            "SM_SGLANG_DTYPE": "bfloat16",
+            "SM_SGLANG_SERVED_MODEL_NAME": "fox",
+            "SM_SGLANG_TRUST_REMOTE_CODE": "true",
+        },
+        name="fox",
+        warned_on_cpu=("code that comes with a model is never run",),
+    ),
+    "keys of newer LMI": Case(
+        text="option.generation_config=auto\noption.no_enable_prefix_caching=true"
+    ),
+    "keys of other servers": Case(
+        text="option.max_seq_len=64\noption.context_length=64\noption.lmcache_auto_config=true",
+        warned=(
+            "option.max_model_len is the context",
+            "option.max_model_len is the context",
+            "option.kv_transfer_config names LMCache's connector",
+        ),
+    ),
     # They are served under the given name.
     "the name of a start string": Case(
         environ={"SERVING_LOAD_MODELS": "test::MPI=/nowhere/model"}, name="test"
@@ -214,6 +286,15 @@ CASES = {
         text="engine=FasterTransformer",
         refused="what runs the model is option.rolling_batch (auto, vllm,",
     ),
+    "PyTorch": Case(
+        text="engine=PyTorch", refused="what runs the model is option.rolling_batch (auto, vllm,"
+    ),
+    "Rust": Case(
+        text="engine=Rust", refused="what runs the model is option.rolling_batch (auto, vllm,"
+    ),
+    "an entry point that is not there": Case(
+        text="option.entryPoint=inference.py", refused="a Python file in the model's folder"
+    ),
     "DeepSpeed in a start string": Case(
         environ={"SERVING_LOAD_MODELS": "test::DeepSpeed=/opt/ml/model"},
         refused="what runs the model is option.rolling_batch (auto, vllm,",
@@ -249,6 +330,17 @@ CASES = {
         text="option.rolling_batch=vllm", refused_on_cpu="(vllm: the library vllm is not installed)"
     ),
 }
+
+
+# What such users set, once without a word here
+TOLD = """
+ENDPOINT_SERVER_TIMEOUT MAX_NUM_SEQS MESSAGES_API_ENABLED MMS_DEFAULT_RESPONSE_TIMEOUT
+MODEL_CACHE_ROOT PORT SAGEMAKER_ENABLE_LOAD_AWARE SAGEMAKER_ENV SAGEMAKER_MODEL_SERVER_WORKERS
+SAGEMAKER_PROGRAM SGLANG_DISABLE_CUDNN_CHECK SGLANG_DSV4_FP4_EXPERTS
+SGLANG_JIT_DEEPGEMM_PRECOMPILE TIKTOKEN_ENCODINGS_BASE TS_DEFAULT_RESPONSE_TIMEOUT USE_HF_TRANSFER
+VLLM_ALLOW_RUNTIME_LORA_UPDATING VLLM_ATTENTION_BACKEND VLLM_ENABLE_CUDA_COMPATIBILITY
+VLLM_ENGINE_READY_TIMEOUT_S VLLM_USE_FLASHINFER_MOE_FP4 VLLM_USE_V2_MODEL_RUNNER
+"""
 
 
 def settle(case: Case, folder: Path, machine: Machine) -> Resolved:
@@ -290,3 +382,12 @@ def test_settings_of_the_field_on_a_cpu(folder: Path, name: str) -> None:
     else:
         warned = case.warned if case.warned_on_cpu is None else case.warned_on_cpu
         check(case, settle(case, folder, CPU), case.cpu, warned)
+
+
+@pytest.mark.usefixtures("no_vllm")
+def test_a_variable_of_the_field_that_is_not_read_has_one_line(folder: Path) -> None:
+    names = TOLD.split()
+    resolved = settle(Case(environ=dict.fromkeys(names, "1")), folder, CPU)
+    lines = [*resolved.warnings, *resolved.notes]
+    for name in names:
+        assert len([line for line in lines if re.search(rf"\b{name}\b", line)]) == 1, (name, lines)
