@@ -58,6 +58,8 @@ class Code:
     # By path: what the server answers, as chunks.
     answers: dict[str, list[bytes]] = field(default_factory=dict)
     status_of_server: int = 200
+    # Where the server does not answer.
+    silent_paths: set[str] = field(default_factory=set)
     # Whether the server's answers go on after their last chunk.
     is_answer_endless: bool = False
 
@@ -118,6 +120,9 @@ class Code:
         return reply
 
     def _answer(self, ask: AskServer, call: RunningRequest) -> None:
+        if ask.path in self.silent_paths:
+            return
+
         chunks = self.answers.get(ask.path, [b'{"source": "server"}'])
         call.take(ServerReply(ask.number, self.status_of_server, [JSON]))
         for number, chunk in enumerate(chunks, 1):
@@ -762,3 +767,60 @@ def test_a_client_that_leaves_cancels_the_handler(code: Code) -> None:
         return sent
 
     assert asyncio.run(leave()) == [End()]
+
+
+HANDLER = "async def custom_sagemaker_invocation_handler():\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("raise asyncio.CancelledError", "the model's code was cancelled"),
+        ("return", "returned before its answer was whole"),
+    ],
+)
+def test_an_answer_that_stops_in_the_middle_does_not_look_whole(
+    code: Code, end: str, said: str
+) -> None:
+    code.write(
+        "import asyncio\nfrom starlette.responses import Response\n"
+        "class Half(Response):\n"
+        "    async def __call__(self, scope, receive, send):\n"
+        "        await send({'type': 'http.response.start', 'status': 200, 'headers': []})\n"
+        "        await send({'type': 'http.response.body', 'body': b'half', 'more_body': True})\n"
+        f"        {end}\n{HANDLER}    return Half()\n"
+    )
+    code.load()
+    reply = code.ask("POST", "/invocations", {})
+    assert (reply.status, reply.body) == (200, b"half") and said in reply.error
+
+
+def test_code_that_waits_for_the_client_to_leave_ends_with_its_answer(code: Code) -> None:
+    code.write(
+        "from starlette.responses import Response\n"
+        "class Waiting(Response):\n"
+        "    async def __call__(self, scope, receive, send):\n"
+        "        await super().__call__(scope, receive, send)\n"
+        "        while (await receive())['type'] != 'http.disconnect':\n"
+        "            pass\n"
+        f"{HANDLER}    return Waiting(b'whole')\n"
+    )
+    code.load()
+    reply = code.ask("POST", "/invocations", {})
+    assert (reply.body, reply.error) == (b"whole", "")
+
+
+def test_a_question_that_nobody_waits_for_any_more_stops_the_engine(code: Code) -> None:
+    code.write(
+        "import asyncio\nfrom fastapi import Request\n"
+        "async def custom_sagemaker_invocation_handler(request: Request):\n"
+        "    try:\n"
+        "        question = request.app.state.client.get('/silent')\n"
+        "        await asyncio.wait_for(question, 0.01)\n"
+        "    except TimeoutError:\n"
+        "        return 'too late'\n"
+    )
+    code.load()
+    code.silent_paths.add("/silent")
+    reply = code.ask("POST", "/invocations", {})
+    assert (reply.json, reply.num_stopped) == ("too late", 1)

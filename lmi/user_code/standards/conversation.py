@@ -64,7 +64,13 @@ class Question:
         self._inbox.put_nowait(message)
 
     async def answer(self) -> ServerAnswer:
-        reply = await self._next()
+        try:
+            reply = await self._next()
+        except BaseException:
+            # Code that waits no longer has nothing else by which to stop the answer.
+            self.close()
+            raise
+
         assert isinstance(reply, ServerReply)
         return ServerAnswer(reply.status, reply.headers, self._parts())
 
@@ -110,7 +116,7 @@ class RunningRequest:
         self._numbers = count()
         self._questions: dict[int, Question] = {}
         self._has_read = False
-        # Set when the client has left.
+        # Set when the client has left, or has the whole answer.
         self._gone = asyncio.Event()
         # Chunks that the front end still takes before it has sent some on.
         self._room = asyncio.Semaphore(WINDOW)
@@ -164,8 +170,13 @@ class RunningRequest:
         error = None
         try:
             await app(self._scope(), self._receive, self._send)
+            if not self._has_ended:
+                error = UserCodeFailed("the model's code returned before its answer was whole").info
         except asyncio.CancelledError:
-            log.debug("the client has left")
+            # The process ends, or the code has cancelled itself: an answer that has begun is not
+            # whole.
+            if not self._gone.is_set():
+                error = UserCodeFailed("the model's code was cancelled").info
         # An app that calls `sys.exit` ends its request, and not the process with all the others.
         except BaseException as failure:
             log.error("the model's code failed", exc_info=failure)
@@ -222,6 +233,7 @@ class RunningRequest:
             return
 
         self._has_ended = True
+        self._gone.set()
         self.send(End(error))
         self._forget()
 

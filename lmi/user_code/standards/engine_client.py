@@ -138,7 +138,9 @@ class EngineClient:
                 raise
         finally:
             question.close()
-            self._running.pop(request_id, None)
+            # Another request may have the same id by now.
+            if self._running.get(request_id) is question:
+                del self._running[request_id]
 
     async def abort(self, request_id: Any, *ignored: Any, **more: Any) -> None:
         """Stop a `generate` with this id, or those with these ids."""
