@@ -67,6 +67,7 @@ def transformers_beams(model: Any, request: Request) -> Found:
         "bad_words_ids": [list(word) for word in request.bad_words] or None,
         "sequence_bias": [[[token_id], bias] for token_id, bias in request.embedding_bias] or None,
     }
+
     output = model.generate(
         torch.tensor([request.input_token_ids]),
         attention_mask=torch.ones(1, num_prompt_tokens, dtype=torch.long),

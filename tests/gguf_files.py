@@ -96,6 +96,7 @@ def pair(key: str, value: Any) -> bytes:
         kind = kind or kind_of(content[0])
         items = b"".join(value_bytes(kind, element) for element in content)
         return text(key) + struct.pack("<IIQ", ValueKind.ARRAY, kind, len(content)) + items
+
     kind = kind or kind_of(content)
     return text(key) + struct.pack("<I", kind) + value_bytes(kind, content)
 
@@ -122,6 +123,7 @@ def gguf_bytes(
         head += b"".join(struct.pack("<Q", size) for size in reversed(tensor.shape))
         head += struct.pack("<IQ", TYPE_NUMBERS[tensor.type], len(data))
         data += tensor.data + bytes(-len(tensor.data) % alignment)
+
     return head + bytes(-len(head) % alignment) + data
 
 

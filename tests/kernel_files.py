@@ -33,6 +33,7 @@ class Kernel:
             if file.exists()
             else "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n"
         )
+
         write(
             file,
             f"{lines}35 31 0:32 {top} {mount_point} rw,nosuid shared:9 - {kind} {kind} {options}",

@@ -252,12 +252,14 @@ def _tokenizer(metadata: dict[str, Any]) -> dict[str, Any]:
         for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind == CONTROL_TOKEN
     ]
+
     byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
         "trim_offsets": True,
         "use_regex": True,
     }
+
     return {
         "version": "1.0",
         "truncation": None,

@@ -149,6 +149,7 @@ def launch(
             environ={**QUIET, "TMPDIR": str(runtime), **(environ or {})},
             command_prefix=list(command_prefix),
         )
+
         try:
             server.start()
             yield server

@@ -36,6 +36,7 @@ def started(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
         for name, text in os.environ.items()
         if not name.startswith(("OPTION_", "SERVING_"))
     }
+
     return subprocess.run(
         [sys.executable, "-m", "lmi", *arguments],
         env=clean | {"PYTHONPATH": str(ROOT)} | environ,
@@ -97,7 +98,9 @@ def test_config_prints_option_value_source_and_what_is_shadowed(folder: Path) ->
 def test_config_of_a_model_that_must_be_fetched_asks_nobody(source: str) -> None:
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}
     done = command("config", source, "--json", **nowhere)
+
     assert (done.returncode, done.stderr) == (0, "")
+
     rows = {row["option"]: row["value"] for row in json.loads(done.stdout)["options"]}
     assert (rows["option.model_id"], rows["option.model_name"]) == (source, "name")
 
@@ -400,6 +403,7 @@ def test_the_help_shows_groups_values_and_defaults() -> None:
             "The server",
             "The engine",
         ]
+
         assert (
             "--dtype auto|fp32|bf16|fp16" in help
             and "--port N" in help

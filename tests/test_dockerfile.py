@@ -250,6 +250,7 @@ def dry_run(tmp_path: Path) -> Callable[..., list[str]]:
             for name, value in os.environ.items()
             if not re.match(r"(?i)pip_|.*_proxy$|lmi_", name)
         }
+
         done = subprocess.run(
             [sys.executable, str(ROOT / "scripts" / "build-image"), "--dry-run", *flags],
             env=environ_kept | {"PATH": str(tmp_path), "TMPDIR": str(temporary)} | environ,
@@ -257,9 +258,11 @@ def dry_run(tmp_path: Path) -> Callable[..., list[str]]:
             text=True,
             timeout=60,
         )
+
         assert done.returncode == 0, done.stderr
         assert not list(temporary.iterdir())
         assert "hidden" not in done.stdout + done.stderr
+
         return shlex.split(done.stdout, comments=True)
 
     return run

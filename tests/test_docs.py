@@ -233,6 +233,7 @@ def check_curl(words: list[str]) -> None:
     servers = ("localhost:8080/", "localhost:8082/", "localhost:8090/", "https://localhost:8080/")
     [url] = [word for word in words if word.startswith(servers)]
     flags = {"-d": 1, "-H": 1, "-X": 1, "--data-binary": 1, "--cacert": 1}
+
     assert rest_of(words, flags) == [url]
 
 
@@ -344,7 +345,9 @@ def check_asked(words: list[str]) -> None:
     """Every object that is named is one of the manifests, every label one that their pods have."""
     flags = {"-l": 1, "--for": 1, "--timeout": 1, "--tail": 1}
     verb, *objects = rest_of(words, flags)
+
     assert verb in ("get", "wait", "logs", "delete", "rollout", "port-forward"), verb
+
     if objects[:1] in (["deployment"], ["scaledobject"]):
         objects = ["/".join(objects)]
 

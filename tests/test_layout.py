@@ -121,6 +121,7 @@ def test_imports_point_downwards(path: Path) -> None:
     for module in imported_modules(path):
         top = module.split(".")[0]
         assert top not in ENGINES | {"handlers"}, f"{own_part} imports {module}"
+
         if (
             top == "lmi"
             and part_of(module) != own_part

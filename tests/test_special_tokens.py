@@ -39,4 +39,5 @@ def test_a_prompt_begins_with_special_tokens_where_that_is_usual_or_asked_for(
     model = ModelConfig(path="demo", name="demo", chat_template="{{ messages[0].content }}")
     pipeline = Pipeline(Tokenizer(sentencepiece_backend()), cast(Engines, None), model)
     _, ids = asyncio.run(pipeline.encode(request, INFO))
+
     assert (ids[0] == BEGIN) is adds and BEGIN not in ids[1:]

@@ -134,19 +134,25 @@ def _renamed(family: str, kind: str, arrays: dict[str, Any]) -> dict[str, Any]:
         part = PARTS.get(module) or ("attn_output" if "attn" in path else "ffn_down")
         if module == "post_attention_layernorm" and kind in ("gemma2", "gemma3"):
             part = "post_attention_norm"
+
         if kind == "llama" and part in heads:
             halves = array.reshape(heads[part], 2, -1, *array.shape[1:])
             array = halves.swapaxes(1, 2).reshape(array.shape)
+
         if kind.startswith("gemma") and part.endswith("norm"):
             array = array + np.float32(1)
+
         if kind == "gpt2" and layer is not None and array.ndim == 2:
             array = array.T
+
         renamed[f"blk.{layer}.{part}.{suffix}" if layer is not None else f"{part}.{suffix}"] = array
+
     if kind == "phi2":
         for layer in range(config["num_hidden_layers"]):
             for suffix in ("weight", "bias"):
                 parts = [renamed.pop(f"blk.{layer}.attn_{p}.{suffix}") for p in "qkv"]
                 renamed[f"blk.{layer}.attn_qkv.{suffix}"] = np.concatenate(parts)
+
     return renamed
 
 
@@ -161,28 +167,37 @@ def _metadata(family: str, kind: str, folder: Path) -> dict[str, Any]:
         f"{kind}.feed_forward_length": config.get("intermediate_size", 4 * hidden_size),
         f"{kind}.attention.head_count": config.get("num_attention_heads", config.get("n_head")),
     }
+
     if kind in ("gpt2", "phi2"):
         metadata[f"{kind}.attention.layer_norm_epsilon"] = Typed(ValueKind.FLOAT64, 1e-5)
     else:
         epsilon = Typed(ValueKind.FLOAT64, config["rms_norm_eps"])
         metadata[f"{kind}.attention.layer_norm_rms_epsilon"] = epsilon
+
     if "num_key_value_heads" in config:
         metadata[f"{kind}.attention.head_count_kv"] = config["num_key_value_heads"]
+
     if "head_dim" in config:
         metadata[f"{kind}.attention.key_length"] = config["head_dim"]
         metadata[f"{kind}.attention.value_length"] = config["head_dim"]
+
     if kind == "phi2":
         metadata["phi2.rope.dimension_count"] = hidden_size // config["num_attention_heads"] // 2
+
     if kind == "gemma3":
         metadata["gemma3.rope.freq_base"] = 1e6
         metadata["gemma3.attention.sliding_window_pattern"] = 2
+
     if kind in ("gemma2", "gemma3"):
         metadata[f"{kind}.attention.sliding_window"] = config["sliding_window"]
+
     rope = config.get("rope_parameters", {})
     if rope.get("rope_type") in ("linear", "yarn"):
         metadata[f"{kind}.rope.scaling.type"] = rope["rope_type"]
         metadata[f"{kind}.rope.scaling.factor"] = rope["factor"]
+
     if rope.get("rope_type") == "yarn":
         length = rope["original_max_position_embeddings"]
         metadata[f"{kind}.rope.scaling.original_context_length"] = length
+
     return metadata

@@ -95,6 +95,7 @@ def test_a_registered_adapter_s_new_code_acts_at_once(server: Host) -> None:
     (folder / "model.py").write_text(READS_AND_WRITES.replace('"both"', '"new"'))
     os.utime(folder / "model.py", ns=(1, 1))
     registration = {"name": "changed", "src": str(folder)}
+
     assert call(server, "POST", "/adapters", registration)[0] == 200
     assert ask(server, {"question": "say a", "adapters": "changed"}) == {"new": "a"}
 

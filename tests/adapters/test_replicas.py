@@ -106,6 +106,7 @@ class Server:
                 == NUM_ENGINES
             )
         )
+
         try:
             yield engines
         finally:

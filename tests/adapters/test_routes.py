@@ -45,7 +45,9 @@ def call(
 ) -> tuple[int, dict[str, Any]]:
     data = None if body is None else json.dumps(body).encode()
     response, answer = server.send(method, path, data, {ALIAS: alias} if alias else {})
+
     assert response.getheader("content-type") == "application/json", answer
+
     answer_body: dict[str, Any] = json.loads(answer)
     assert response.status == 200 or (
         answer_body["code"],
@@ -54,6 +56,7 @@ def call(
         response.status,
         True,
     )
+
     return response.status, answer_body
 
 
@@ -171,7 +174,9 @@ def ask(
     names = {
         None if request.lora_config is None else request.lora_config.name for request in requests
     }
+
     assert len(names) <= 1
+
     answer_body = json.loads(answer)
     return (
         response.status,
@@ -356,6 +361,7 @@ def test_adapters_choose_for_a_stream_too(
 ) -> None:
     response, answer = server.post(write("in-body") | {"stream": True}, "/invocations", headers)
     assert (response.status, b'"model":"in-body"' in answer) == (200, True), answer
+
     lora = server.executor.requests[-1].lora_config
     assert lora is not None and lora.name == "in-body"
 
@@ -381,6 +387,7 @@ def test_adapters_choose_for_each_line_of_a_body(server: Host, write: Any) -> No
 def test_adapters_count_before_the_model_of_a_body(server: Host) -> None:
     body = chat_beside("in-body") | {"model": "in-query"}
     assert ask(server, "/invocations", body, None, None)[2] == "in-body"
+
     beside_tgi = tgi("in-query") | {"adapters": "in-body"}
     assert ask(server, "/generate", beside_tgi, None, None)[2] == "in-body"
 
@@ -398,6 +405,7 @@ def test_adapters_of_a_wrong_form_are_refused_by_name(server: Host, adapters: ob
 def test_a_refusal_in_the_lmi_schema_has_the_form_of_the_answer(server: Host) -> None:
     response, answer = server.post({"inputs": "say a", "stream": True}, headers={HEADER: "poetic"})
     body = json.loads(answer)
+
     assert (response.status, body["code"], body["generated_text"]) == (424, 424, "")
     assert body["details"]["finish_reason"] == "error"
 
@@ -694,6 +702,7 @@ def test_a_link_that_leads_outside_is_outside(server: Host, tmp_path: Path) -> N
     link = Path(server.config.model.path) / "loras" / "link"
     link.symlink_to(write_files(tmp_path / "outside"))
     status, answer = call(server, "POST", "/adapters", {"name": "linked", "src": str(link)})
+
     assert status == 400 and "src must be a folder below" in answer["error"]
 
 

@@ -48,7 +48,9 @@ def answer(api_name: str, text: str, *, is_streamed: bool) -> list[dict[str, Any
     for number, piece in enumerate(pieces, start=1):
         end = AnswerEnd.LENGTH if number == len(pieces) else None
         written_part = formatter.feed(Delta([Token(5, piece)], end))
+
         assert isinstance(written_part, list)
+
         records += written_part
 
     lines = b"".join(records).decode().splitlines()

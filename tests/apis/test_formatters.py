@@ -65,6 +65,7 @@ def _objects(records: list[bytes], output_format: OutputFormat) -> list[dict[str
     if output_format is OutputFormat.SSE:
         assert lines[1::2] == [""] * len(records)
         assert all(line.startswith("data: ") for line in lines[::2])
+
         lines = [line.removeprefix("data: ") for line in lines[::2]]
 
     return [json.loads(line, parse_constant=pytest.fail) for line in lines]
@@ -126,6 +127,7 @@ def test_a_log_prob_that_json_cannot_write_is_null(
     token = Token(5, "a", log_prob, top=[Token(6, "b", log_prob)])
     formatter = _formatter(output_format, details=True, num_top_log_probs=1)
     [record] = formatter.feed(Delta([token], AnswerEnd.LENGTH))
+
     assert record.count(b'"log_prob": null') == 2
 
 
@@ -189,6 +191,7 @@ def test_a_token_without_alternatives_has_an_empty_list_where_alternatives_were_
 def test_a_line_separator_in_a_text_does_not_cut_a_record(separator: str) -> None:
     formatter = _formatter(OutputFormat.JSONLINES)
     [record] = formatter.feed(Delta([Token(5, f"a{separator}b", -1.0)]))
+
     assert len(record.decode().splitlines()) == 1
     assert json.loads(record)["token"]["text"] == f"a{separator}b"
 

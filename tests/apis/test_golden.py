@@ -103,6 +103,7 @@ def test_an_answer_has_exactly_the_bytes_of_its_golden_file(name: str) -> None:
     case = json.loads((GOLDEN / f"{name}.request").read_text())
     expected = (GOLDEN / f"{name}.response").read_bytes()
     status, media_type, body = _answer(APIS[name.partition("/")[0]], case)
+
     assert (status, media_type, _settled(body)) == (case["status"], case["media_type"], expected)
 
 

@@ -89,6 +89,7 @@ def test_each_error_has_its_status_and_its_shape_in_the_answer_s_own_framing(
     form = output_format if shape == 2 else OutputFormat.JSON
     keys = SHAPE_1 if shape == 1 else SHAPE_2 if form is OutputFormat.JSON else SHAPE_2_STREAM
     fields = _object(rendered.body, form)
+
     assert (rendered.status, rendered.media_type) == (status, MEDIA_TYPES[form])
     assert list(fields) == (keys + ["error_type"] if tgi_compat else keys)
     assert (fields["error"], fields["code"]) == (str(error), status)
@@ -212,6 +213,7 @@ def test_each_api_has_golden_files_tests_of_its_own_and_its_answers_at_invocatio
     for path in BY_ROUTE.keys() & set(api.paths):
         answers = described["paths"][path]["post"]["responses"]
         ok = _schemas_in(schemas["AnswerOfRoute"], schemas["LineOfRoute"], schemas["EventOfRoute"])
+
         assert _schemas_in(answers.pop("200")) <= ok, "ANSWERS and EVENTS"
 
         failed = [failures[answer["$ref"].rpartition("/")[2]] for answer in answers.values()]

@@ -108,6 +108,7 @@ def test_a_template_renders_as_in_transformers(
         add_generation_prompt=True,
         mood="calm",
     )
+
     assert (
         compiled(template).render(Chat(messages=MESSAGES, tools=tools, variables={"mood": "calm"}))
         == theirs
@@ -221,6 +222,7 @@ def test_no_list_lies_deep_in_others(nesting: str) -> None:
         "{% macro made() %}{% set ns.x = varargs %}{% endmacro %}"
         "{% macro named() %}{% set ns.x = kwargs %}{% endmacro %}"
     )
+
     template = compiled(
         "{% set ns = namespace(x=()) %}" + macros + "{% for i in range(2000) %}"
         f"{{% set x = {nesting} %}}{{% if x is iterable and x is not string %}}{{% set ns.x = x "

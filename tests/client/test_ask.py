@@ -192,6 +192,7 @@ def test_what_a_request_says_of_sampling_is_what_was_asked_for(
     names = {"max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 7}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in names.items()]
     done, [body] = typed(monkeypatch, "", command, "-q", "fox", *flags)
+
     assert (done.returncode, done.stdout) == (0, "yes\n")
     assert {name: body[name] for name in names} == names
 

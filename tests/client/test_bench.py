@@ -271,6 +271,7 @@ def test_a_server_that_takes_too_long_is_left_and_counted(tmp_path: Path) -> Non
     with scripted(then_silent(lambda talk: None)) as server:
         words = ("--dialect", "tgi", "--requests", "2", "--timeout", "0.2", "--warmup", "0")
         _, report = bench(tmp_path, server.url, *words)
+
         assert server.left.wait(60)
 
     assert report["servers"][0]["total"]["outcomes"] == {"timeout": 2}
@@ -295,6 +296,7 @@ def test_an_engine_that_fails_in_the_middle_of_a_stream_is_told_from_an_answer(
             json.dumps(body),
         )
         _, report = bench(tmp_path, url_of(server.port), *words, "--warmup", "0")
+
         assert report["servers"][0]["total"]["outcomes"] == {"broken": 2}, dialect
 
 

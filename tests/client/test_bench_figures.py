@@ -86,8 +86,10 @@ def test_a_ratio_is_the_median_over_the_rounds() -> None:
         "http://b", *([Sample(0.0, sample_end_s, "200", [0.5], 6)] for _, sample_end_s in ends_s)
     )
     report = report_of({}, [first, second], {})
+
     assert report["ratios"]["end_s.p50"] == 3.0 and report["ratios"]["first_s.p99"] == 1.0
     assert report["ratios"]["tokens_per_s"] == pytest.approx(1 / 3)
+
     rows = [line.split() for line in table_of(report).splitlines()]
     assert ["tokens/s", "6.0", "1.3", "0.33"] in rows
     assert rows[-1] == ["CPU", "of", "http://b:", "lmi-front-0", "(7)", "1.50", "s"]

@@ -101,5 +101,7 @@ def run(
         text=True,
         timeout=timeout_s,
     )
+
     assert done.returncode == 0, f"{name}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
     return done.stdout

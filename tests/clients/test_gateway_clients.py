@@ -57,6 +57,7 @@ def front(demo: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fr
         "--async-input",
         str(folder),
     )
+
     with ExitStack() as stack:
         yield Front(
             [stack.enter_context(gateway("--parts", mode, *flags)) for mode in MODES], folder
@@ -132,11 +133,13 @@ def test_boto3_async(front: Front, said: str, venv: str, kinds: list[str]) -> No
         json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS}})
     )
     accepted = run(venv, "gateway/boto3_async.py", front.urls[0], body_file.as_uri())
+
     assert list(accepted) == kinds and {
         acceptance["status"] for acceptance in accepted.values()
     } == {202}
     assert accepted["location"]["InferenceId"] == "mine"
     assert json.loads(file_of(accepted["location"]))["generated_text"] == said
+
     if "inline" in accepted:
         assert accepted["inline"]["OutputLocation"] == f"{front.folder.as_uri()}/a/b/inline.json"
         assert json.loads(file_of(accepted["inline"]))["generated_text"] == said

@@ -87,9 +87,13 @@ def _run(program: Path, url: str, max_s: int, folder: Path) -> tuple[int, int]:
     command = [str(program), "run", url, "--no-color"]
     command += [f"--{name}={value}" for name, value in options.items()]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=max_s + 85)
+
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
     counts = re.search(r"Selected: (\d+)/(\d+)\s+Tested: (\d+)", done.stdout)
     assert counts is not None, done.stdout[-2000:]
+
     selected, num_all, num_tested = map(int, counts.groups())
     assert selected == num_all
+
     return num_all, num_tested

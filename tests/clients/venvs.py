@@ -69,6 +69,7 @@ def run(venv: str, script: str, base_url: str, *arguments: str) -> Any:
         for name, value in os.environ.items()
         if name in ("PATH", "HOME", "LANG", "TMPDIR")
     }
+
     quiet = {
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "LANGSMITH_TRACING": "false",
@@ -79,6 +80,7 @@ def run(venv: str, script: str, base_url: str, *arguments: str) -> Any:
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
+
     command = [
         str(python_of(venv)),
         "-I",
@@ -89,5 +91,7 @@ def run(venv: str, script: str, base_url: str, *arguments: str) -> Any:
     done = subprocess.run(
         command, env=environ | quiet, capture_output=True, text=True, timeout=RUN_TIMEOUT_S
     )
+
     assert done.returncode == 0, f"{script}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
     return json.loads(done.stdout)

@@ -171,6 +171,7 @@ def test_ignore_eos_runs_past_the_end_token(executor: Executor) -> None:
 def test_min_tokens_holds_the_end_back(executor: Executor) -> None:
     first = run(executor).output_token_ids[0][0]
     config = SamplingConfig(temperature=0, min_tokens=5)
+
     assert len(run(executor, end_id=first).output_token_ids[0]) == 1
     assert len(run(executor, end_id=first, sampling_config=config).output_token_ids[0]) > 5
 
@@ -179,6 +180,7 @@ def test_min_tokens_holds_the_end_back(executor: Executor) -> None:
 def test_a_stop_word_of_several_tokens_ends_the_answer_and_stays_in_it(executor: Executor) -> None:
     whole = run(executor).output_token_ids[0]
     stopped = run(executor, stop_words=((whole[1], whole[2]), (whole[0], whole[2], whole[1])))
+
     assert stopped.output_token_ids[0][-2:] == [whole[1], whole[2]]
     assert stopped.output_token_ids[0] == whole[: len(stopped.output_token_ids[0])]
     assert stopped.finish_reasons == [FinishReason.STOP_WORDS]
@@ -197,6 +199,7 @@ def test_when_reasons_meet_the_end_wins_then_the_stop_word_then_the_length(
 ) -> None:
     first = run(executor).output_token_ids[0][0]
     stop = {"stop_words": ((first,),), "max_tokens": 1}
+
     assert run(executor, end_id=first, **stop).finish_reasons == [FinishReason.END_ID]
     assert run(executor, **stop).finish_reasons == [FinishReason.STOP_WORDS]
 
@@ -248,7 +251,9 @@ def test_ids_of_numpy_are_ids(executor: Executor) -> None:
     plain = run(executor, end_id=9)
     request = ask(input_token_ids=[np.int64(token_id) for token_id in PROMPT], end_id=np.int32(9))
     request_id = executor.enqueue_request(request)
+
     assert finish(executor, request_id)[0].get_result().output_token_ids == plain.output_token_ids
+
     executor.cancel_request(np.int64(request_id))  # type: ignore[arg-type]
 
 
@@ -322,6 +327,7 @@ def test_waiting_for_one_id_leaves_the_others_alone(executor: Executor) -> None:
     first, second = executor.enqueue_requests([ask(max_tokens=1), ask(max_tokens=2)])
     assert [response.request_id for response in finish(executor, second)] == [second]
     assert executor.get_num_responses_ready(first) == 1 == executor.get_num_responses_ready()
+
     finish(executor, first)
     assert executor.get_num_responses_ready() == executor.get_num_responses_ready(10**9) == 0
 

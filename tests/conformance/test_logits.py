@@ -66,6 +66,7 @@ def test_a_bad_word_never_stands_in_the_answer(executor: Executor) -> None:
     whole = run(executor, max_tokens=20).output_token_ids[0]
     pair = (whole[1], whole[2])
     ids = run(executor, bad_words=((whole[0],), pair), max_tokens=20).output_token_ids[0]
+
     assert whole[0] not in ids and pair not in list(zip(ids, ids[1:], strict=False))
 
 
@@ -74,6 +75,7 @@ def test_no_ngram_of_the_size_comes_twice(executor: Executor) -> None:
     config = SamplingConfig(temperature=0, no_repeat_ngram_size=2)
     ids = run(executor, sampling_config=config, max_tokens=60).output_token_ids[0]
     pairs = list(zip(ids, ids[1:], strict=False))
+
     assert len(set(pairs)) == len(pairs)
 
 

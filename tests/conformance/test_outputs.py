@@ -19,6 +19,7 @@ from tests.conformance.table import needs
 def floats(tensor: Tensor) -> list[list[float]]:
     """The rows of a float32 tensor, whatever it has before its last axis."""
     assert tensor.dtype == "float32" and sys.byteorder == "little"
+
     values = array.array("f", tensor.data)
     width = tensor.shape[-1]
     return [list(values[at : at + width]) for at in range(0, len(values), width)]

@@ -109,6 +109,7 @@ def test_retention_changes_no_token(executor: Executor) -> None:
                 cache_salt="kept",
                 kv_cache_retention_config=retention,
             )
+
             assert reused.output_token_ids == plain
 
 

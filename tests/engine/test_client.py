@@ -322,6 +322,7 @@ def test_the_least_loaded_engine_gets_the_request(tmp_path: Path) -> None:
             streams = [client.submit(REQUEST) for _ in range(3)]
             await until(lambda: len(first.heard) == 1 and len(second.heard) == 3)
             streams[0].close()
+
             assert client.open[1].num_outstanding_tokens == 2 * 8
 
     run(test)
@@ -428,6 +429,7 @@ def test_what_keeps_prompts_apart_is_alike_in_every_process() -> None:
         "lora_config=LoraConfig('a'), cache_salt='s')\n"
         "print(keys_of(plain), keys_of(apart))"
     )
+
     outputs = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -437,6 +439,7 @@ def test_what_keeps_prompts_apart_is_alike_in_every_process() -> None:
         ).stdout
         for seed in ("1", "2")
     }
+
     assert len(outputs) == 1
 
 

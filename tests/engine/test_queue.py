@@ -92,6 +92,7 @@ def test_after_a_burst_the_load_that_fits_is_served_whole_again() -> None:
     burst = [arrival(5.0, patience_s=5.0) for _ in range(int(10 * CAPACITY))]
     engine.run(burst + poisson(0.8 * CAPACITY, 40, patience_s=5.0), 40)
     late = [(end, entry) for end, entry, _ in engine.ends if 10 <= entry.arrived_s < 35]
+
     assert Counter(end for end, _ in late)["whole"] >= 0.95 * len(late)
 
 
@@ -123,6 +124,7 @@ def test_clients_who_may_all_wait_for_a_minute_are_all_served() -> None:
 def test_nobody_is_let_in_who_would_wait_for_longer_than_all_may() -> None:
     engine = Engine(max_wait_s=5.0, keeps_short=False)
     ends = engine.run(poisson(3 * CAPACITY, 10), 30)
+
     assert ends["refused"] > 0.1 * ends["whole"] and ends["late"] < 0.01 * ends["refused"]
     assert 4.5 < max(engine.first_s.values()) < 5.5
 
@@ -138,6 +140,7 @@ def test_a_light_client_beside_two_hogs_waits_for_no_answer_of_theirs(num_sequen
     light = [arrival(2.0 + i, "light", num_tokens=8) for i in range(20)]
     engine.run(hog("hog 0", 0.0, num_sequences) + hog("hog 1", 1.9, num_sequences) + light, 30)
     step_s = STEP_S + (PLACES + 20) * ROW_S + PLACES // num_sequences * PROMPT * PROMPT_TOKEN_S
+
     assert all(engine.first_s[light_arrival.entry] <= 2 * step_s for light_arrival in light)
 
 
@@ -220,6 +223,7 @@ def test_without_express_places_a_light_client_is_the_next_when_a_place_is_free(
     light = [arrival(2.0 + 3 * i, "light", num_tokens=8) for i in range(8)]
     engine.run(hogs() + light, 60)
     answer_s = 200 * (STEP_S + (PLACES + 16) * ROW_S)
+
     assert all(engine.first_s[light_arrival.entry] <= answer_s for light_arrival in light)
 
 
@@ -270,9 +274,11 @@ def test_whatever_priorities_clients_name_the_queue_counts_three_classes() -> No
         queue.offer(arrival(0.0, f"client {number % 2}", priority=priority).entry, 0.0)
 
     assert queue.num_by_class() == (Counter(high=2, default=2, low=2), Counter())
+
     [first] = queue.start(0.0)
     assert queue.num_by_class() == (Counter(high=1, default=2, low=2), Counter(high=1))
     assert queue.num_busy_clients == 2
+
     queue.remove(first, 1.0)
     assert queue.num_by_class()[1] == Counter()
 
@@ -285,6 +291,7 @@ def test_what_cannot_meet_its_deadline_is_refused_at_once_and_says_when_to_come_
         engine.queue.offer(arrival(0.8, "client 1", deadline_s=0.8 + own_s).entry, 0.8)
 
     assert 1 <= (caught.value.retry_after_s or 0) <= 1.2 * MAX_RETRY_AFTER_S
+
     engine.queue.offer(arrival(0.8, "client 1", deadline_s=60.0).entry, 0.8)
     engine.queue.offer(arrival(0.8, "an idle client", deadline_s=0.9 + own_s).entry, 0.8)
 

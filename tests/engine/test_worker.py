@@ -148,6 +148,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             "echo_fault_token": str(FAULT),
             **options,
         }
+
         config = Config(
             server=ServerConfig(log_format="json"),
             model=ModelConfig(path=str(tmp_path), name="m"),
@@ -197,7 +198,9 @@ def test_a_loaded_engine_says_so_in_its_record_and_reports_its_stages(start: Sta
     wait_until(lambda: 0 < worker.record.progress < 1)
     worker.wait_ready()
     report = worker.runtime.read_report(0)
+
     assert report.engine == "echo" and 1.9 < report.stages_s["weights"] < TIMEOUT_S
+
     lines = [line for line in worker.errors.read_text().splitlines() if "weights" in line]
     # At most one a second
     assert 1 <= len(lines) <= 1 + int(report.stages_s["weights"])

@@ -33,10 +33,12 @@ def test_every_flag_reaches_its_setting() -> None:
         "ic=x "
         "--component one/ic"
     )
+
     more = (
         "--parts split:3 --max-body 10 --timeout 0.5 --stream-timeout 2 --check-signatures "
         "--log-level debug"
     )
+
     assert given(*flags.split(), *more.split(), "--log-format", "text") == GatewaySettings(
         host="::1",
         port=9,
@@ -185,6 +187,7 @@ def test_a_port_that_is_taken_is_exit_code_3() -> None:
 def test_a_server_starts_a_gateway_with_words_that_it_understands() -> None:
     log = {"log_level": "WARNING", "log_format": "json"}
     words = argv(8081, "0.0.0.0", 8080, *log.values(), None)
+
     assert words[0] == "gateway"
     assert given(*words[1:]) == GatewaySettings(**log)
 

@@ -422,6 +422,7 @@ def test_model_data_may_be_in_s3_in_a_bucket_that_the_operator_names(tmp_path: P
             plane.config("remote", "remote")
             plane.create("remote", "remote")
             plane.wait_in_service("remote")
+
             assert plane.variant("remote") == "remote"
 
 

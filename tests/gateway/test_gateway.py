@@ -706,6 +706,7 @@ def test_every_mode_keeps_the_bytes_and_as_is_the_chunks(modes: Modes, chunks: l
     container, gateways = modes
     container.script = chunked(*chunks)
     parts_of_modes = {mode: aws.parts() for mode, aws in gateways.items()}
+
     assert parts_of_modes["as-is"] == chunks
     assert {b"".join(parts) for parts in parts_of_modes.values()} == {b"".join(chunks)}
     assert all(all(parts) for parts in parts_of_modes.values())
@@ -822,6 +823,7 @@ def test_a_whole_answer_is_the_containers_own(fast: Server) -> None:
     body = {"inputs": "The quick", "parameters": {"max_new_tokens": 12}}
     with gateway("--endpoint", f"http://127.0.0.1:{fast.port}") as aws:
         assert aws.invoke(json.dumps(body).encode())["Body"].read() == fast.post(body).body
+
         with fails("ModelError", 424) as error:
             aws.invoke(b'{"inputs": 5}')
 

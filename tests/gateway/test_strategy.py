@@ -73,6 +73,7 @@ def test_a_further_instance_moves_only_its_share_of_the_beginnings() -> None:
     before = [AWARE.choose(places(4), prefix(number)).number for number in range(1000)]
     after = [AWARE.choose(places(5), prefix(number)).number for number in range(1000)]
     moved = [new for old, new in zip(before, after, strict=True) if new != old]
+
     assert set(moved) == {4} and 100 < len(moved) < 300
 
 
@@ -88,8 +89,10 @@ def test_requests_of_one_beginning_and_several_identifiers_are_told_apart() -> N
 def test_a_chat_counts_by_the_characters_of_its_messages_and_its_cache_key() -> None:
     text = "Grüße " * LENGTH
     digest = chat(text).digest(LENGTH)
+
     assert chat(text + "more", temperature=0.5, model="any").digest(LENGTH) == digest
     assert chat(text[:50], text[50:]).digest(LENGTH) == digest
+
     parts = [{"type": "image_url", "image_url": {"url": "a"}}, {"type": "text", "text": text}]
     assert chat(parts).digest(LENGTH) == digest
     assert chat("another" + text).digest(LENGTH) != digest
@@ -161,8 +164,10 @@ def test_every_strategy_chooses_the_only_instance_and_some_instance_of_many() ->
         {"RoutingStrategy": "PREFIX_AWARE", "PrefixAwareRoutingConfig": limits},
         {"RoutingStrategy": "KV_AWARE"},
     ]
+
     for routing in routings:
         strategy = strategy_of({"RoutingConfig": routing})
         only = Place(0, 9)
+
         assert strategy.choose({0: only}, prefix(1)) is only
         assert strategy.choose(places(3), None).number in (0, 1, 2)

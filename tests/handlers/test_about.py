@@ -45,6 +45,7 @@ def test_the_embedded_engine_runs_on_one_device_and_quantises_to_4_and_8_bits() 
         assert lmi_dist.check(EngineConfig(quantize=method)) == {}
 
     assert lmi_dist.check(EngineConfig(quantize="awq")).keys() == {"option.quantize"}
+
     for degree in ("tensor_parallel_degree", "pipeline_parallel_degree"):
         assert lmi_dist.check(EngineConfig(**{degree: 2})).keys() == {f"option.{degree}"}  # type: ignore[arg-type]
 
@@ -160,6 +161,7 @@ def test_what_vllm_compiles_is_kept_for_as_long_as_the_server_where_its_own_plac
 def test_vllm_on_ray_joins_a_cluster_that_runs() -> None:
     on_ray = vllm_config(options={"distributed_executor_backend": "ray"})
     engine_environ = environ_of_engine(on_ray, {}, slot=0)
+
     assert (
         engine_environ["RAY_ADDRESS"],
         engine_environ["RAY_LOG_TO_DRIVER"],
@@ -176,6 +178,7 @@ def test_vllm_on_ray_joins_a_cluster_that_runs() -> None:
 def test_vllm_listens_on_the_ports_of_its_slot() -> None:
     config = vllm_config(num_engines=2, ports=(9000, 9001, 9002, 9003))
     first, second = (environ_of_engine(config, {}, slot) for slot in (0, 1))
+
     assert (first["VLLM_PORT"], first["MASTER_PORT"]) == ("9000", "9001")
     assert (second["VLLM_PORT"], second["MASTER_PORT"]) == ("9002", "9003")
     assert "VLLM_PORT" not in environ_of_engine(config, {"VLLM_PORT": "9009"}, slot=0)

@@ -438,8 +438,10 @@ def test_a_case_of_http11probe_has_our_verdict_and_nothing_hidden_runs(
     statuses, heard = answers(server, row.data, row.ours)
     interim = [status for status in statuses if status == 100]
     statuses = [status for status in statuses if status != 100]
+
     assert tuple(statuses) in (row.ours, (*row.ours, 404)), heard[:300]
     assert not interim or (b"100-continue" in row.data and b"HTTP/1.1\r\n" in row.data)
+
     if row.ours[-1:] and row.ours[-1] in CLOSING:
         assert b"\r\nconnection: close\r\n" in heard and heard.rstrip().endswith(b"}")
 

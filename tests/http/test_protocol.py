@@ -210,6 +210,7 @@ def serving(protocol: type[GuardedProtocol], finish_s: int | None = None) -> Ite
     uvicorn_server.should_exit = True
     app.go_on.set()
     thread.join(TIMEOUT_S)
+
     assert not thread.is_alive()
 
 
@@ -744,6 +745,7 @@ def test_pipelined_requests_are_answered_in_order(served: Served, num_requests: 
 def test_a_queue_of_pipelined_requests_is_bounded_and_ends_with_a_refusal(served: Served) -> None:
     served.app.go_on.set()
     heard = served.talk(post(path="/slow") + GET * 5000)
+
     assert statuses(heard)[-1] == 400 and set(statuses(heard)[:-1]) == {200}
     assert len(served.app.heard) == len(statuses(heard)) - 1 <= MAX_PIPELINED + 1
 

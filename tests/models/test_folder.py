@@ -102,6 +102,7 @@ def test_what_a_dead_writer_left_is_swept_and_counts_for_nothing(tmp_path: Path)
     folder = models(tmp_path)
     folder.register("kept", lambda others: pending("kept"))
     folder.register("left", lambda others: of_a_dead_writer("left"))
+
     assert [entry.name for entry in folder.entries()] == ["kept"]
     assert [entry.name for entry in folder.sweep()] == ["left"]
     assert len(folder.version() or ()) == 1 and folder.sweep() == []

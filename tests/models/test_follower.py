@@ -157,6 +157,7 @@ def test_a_ready_entry_without_its_folder_fails_with_the_reason(
     shutil.rmtree(model.runtime.path)
     look(follower, 0)
     [model_entry] = follower._folder.entries()
+
     assert (model_entry.state, model_entry.reason, model_entry.folder) == (
         State.FAILED,
         LOST,

@@ -74,6 +74,7 @@ def test_one_model_stays_and_the_answer_says_what_switches_more_on(
 
 def test_another_model_and_another_method_are_refused(server: Host) -> None:
     assert server.send("GET", "/models/other")[0].status == 404
+
     response, _ = server.send("PATCH", "/models/scripted")
     assert response.status == 405
     assert set(str(response.getheader("allow")).split(", ")) == {"DELETE", "GET", "HEAD"}

@@ -49,7 +49,9 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
     )
     done = build_native(*arguments)
+
     assert done.returncode == 0, done.stderr
+
     return Path(done.stdout.strip())
 
 
@@ -77,6 +79,7 @@ def test_a_library_has_threads_and_needs_no_package_for_them(built: list[Path]) 
 def test_what_is_up_to_date_stays_and_needs_no_compiler(built: list[Path]) -> None:
     before = [path.stat().st_mtime_ns for path in built]
     done = build_native("--source", built[0].parent / "lmi_kernels.cpp", CXX="/nowhere/g++")
+
     assert (done.returncode, done.stderr) == (0, "")
     assert [Path(line) for line in done.stdout.splitlines()] == built
     assert [path.stat().st_mtime_ns for path in built] == before

@@ -60,6 +60,7 @@ def test_arrivals_of_a_seed_are_the_same_and_come_at_their_rate() -> None:
     times_s = poisson(100, 50, "seed")
     assert times_s == sorted(times_s) == poisson(100, 50, "seed") != poisson(100, 50, "other")
     assert len(times_s) == pytest.approx(5000, rel=0.05) and times_s[-1] < 50
+
     gaps_s = [after - before for before, after in zip(times_s, times_s[1:], strict=False)]
     assert quantile(gaps_s, 0.5) == pytest.approx(math.log(2) / 100, rel=0.1)
     assert poisson(0, 50, "seed") == []
@@ -80,6 +81,7 @@ def test_pieces_of_several_tokens_count_by_the_tokens_of_their_answer() -> None:
 def test_what_idle_seconds_could_have_served_is_counted_once() -> None:
     busy = [whole(0, 4, num_tokens=400)]
     assert records.servable([*busy, refused(0, 50)], capacity=100, seconds=4, patience_s=4) == 0
+
     # Of each second 40 tokens are idle: 100 * 0.9 - 50
     half = [whole(0, 4, num_tokens=200)]
     assert (
@@ -114,9 +116,11 @@ def test_the_service_gap_is_the_most_of_any_interval() -> None:
     first = [whole(0, 1, "a"), whole(1, 2, "b")]
     assert records.service_gap(first, {"a": 1, "b": 1}, 0, 2) == 10
     assert records.services(first, {"a": 1, "b": 1}, 0, 2) == {"a": 10, "b": 10}
+
     twice = [whole(0, 2, "a", 20), whole(2, 4, "b", 20)]
     assert records.service_gap(twice, {"a": 1, "b": 1}, 0, 4) == 20
     assert records.service_gap(twice, {"a": 1, "b": 1}, 0, 1) == 10
+
     weighed = [whole(0, 2, "a", 20), whole(0, 2, "b", 10)]
     assert records.service_gap(weighed, {"a": 2, "b": 1}, 0, 2) <= 1
     assert records.services(weighed, {"a": 2, "b": 1}, 0, 2) == {"a": 10, "b": 10}
@@ -186,8 +190,10 @@ def test_what_a_client_read_becomes_a_record(
 def overload(*words: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "scripts.benchmarks.overload.report", *QUICK, *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("| load |") and "The driver took" in done.stdout
+
     results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return results
 

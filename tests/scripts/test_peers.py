@@ -46,6 +46,7 @@ def test_prompts_that_share_a_start_differ_after_it() -> None:
 def test_only_quiet_bursts_count_and_where_none_was_the_one_that_waited_least() -> None:
     mixed = Figure((outcome(10, 0.5), outcome(30), outcome(50)))
     assert mixed.is_quiet and mixed.tokens_per_s == pytest.approx(40)
+
     loud = Figure((outcome(10, 0.5), outcome(30, 0.2)))
     assert not loud.is_quiet and loud.tokens_per_s == pytest.approx(30)
     assert loud.first_ms == 1000
@@ -119,6 +120,7 @@ def results() -> Results:
         "OpenVINO GenAI": figure(100),
         "vLLM": figure(120),
     }
+
     results_of_lmi.prefix["cold"] = {
         "lmi": figure(100),
         "vLLM": figure(200),
@@ -133,9 +135,12 @@ def test_stored_results_are_read_back_and_a_later_run_replaces_only_its_shapes(
 ) -> None:
     file = tmp_path / "peers" / "results.json"
     assert load(file) == {}
+
     add(file, "5M", results())
     add(file, "135M", Results(first={"lmi": figure(7)}))
+
     assert load(file) == {"5M": results(), "135M": Results(first={"lmi": figure(7)})}
+
     add(file, "135M", Results())
     assert load(file) == {"5M": results(), "135M": Results()}
     assert report.ratios_table(load(file)) == report.ratios_table({"5M": results()})

@@ -218,11 +218,13 @@ def test_a_dry_run_prints_one_line_of_json_for_each_call_in_order(
         ("sagemaker", "CreateEndpoint"),
         ("sagemaker", "DescribeEndpoint"),
     ]
+
     assert lines[0]["parameters"] == {
         "ModelName": "chat",
         "PrimaryContainer": {"Image": IMAGE, "Mode": "SingleModel"},
         "ExecutionRoleArn": ROLE,
     }
+
     assert lines[1]["parameters"]["ProductionVariants"] == [
         {
             "VariantName": "AllTraffic",
@@ -246,6 +248,7 @@ def test_a_dry_run_shows_steps_of_docker_as_commands_without_the_password(
         "CreateRepository",
         "GetAuthorizationToken",
     ]
+
     assert lines[2:] == [
         {
             "command": [
@@ -404,6 +407,7 @@ def test_an_update_has_names_of_its_own_and_deletes_what_was_served_before() -> 
         "DeleteEndpointConfig",
         "DeleteModel",
     ]
+
     name = calls[4].parameters["EndpointConfigName"]
     assert re.fullmatch(r"chat-\d{8}-\d{6}", name)
     assert calls[4].parameters == {"EndpointName": "chat", "EndpointConfigName": name}
@@ -422,6 +426,7 @@ def test_a_rolling_update_replaces_a_share_of_the_instances_and_watches_alarms()
             "Alarms": [{"AlarmName": "chat-errors"}, {"AlarmName": "chat-slow"}]
         },
     }
+
     at_once = parameters_of((*UPDATE, "--alarm", "chat-errors"), "UpdateEndpoint")
     assert at_once["DeploymentConfig"]["BlueGreenUpdatePolicy"] == {
         "TrafficRoutingConfiguration": {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": 0}
@@ -748,12 +753,14 @@ def environ_of(url: str = "") -> dict[str, str]:
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": os.devnull,
     }
+
     account = {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "nobody",
         "AWS_SECRET_ACCESS_KEY": "nothing",
         "AWS_DEFAULT_REGION": "eu-west-1",
     }
+
     return (
         environ
         | own_variables

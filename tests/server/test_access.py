@@ -87,6 +87,7 @@ def test_only_who_has_a_key_reads_the_settings_and_nobody_a_secret(tmp_path: Pat
     options = {"hf_token": "canary", "seed": "7"}
     with host(tmp_path, server={**WITH_KEYS, "port": 8123}, options=options) as lmi:
         assert lmi.send("GET", "/server_info")[0].status == 401
+
         response, body = lmi.send("GET", "/server_info", headers={"x-api-key": "sk-one"})
 
     info = json.loads(body)

@@ -135,6 +135,7 @@ def test_the_tokens_of_a_prompt_are_counted_as_an_answer_counts_them(able: Host)
     num_before = len(able.executor.requests)
     assert ask(able, "say Hello", COUNT) == (200, {"input_tokens": 9})
     assert len(able.executor.requests) == num_before
+
     status, answer = ask(able, "say Hello", COUNT, messages=[])
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
 
@@ -272,4 +273,5 @@ def test_anthropic_s_clients_read_the_name_of_a_request_in_their_header(
     body = json.dumps({"model": "claude-x", "max_tokens": 9, "messages": messages}).encode()
     response, _ = able.send(method, path, body if method == "POST" else None, headers=headers)
     request_id = response.headers["x-request-id"]
+
     assert request_id and response.headers["request-id"] == (request_id if has_id else None)

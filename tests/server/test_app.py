@@ -140,6 +140,7 @@ def test_a_stream_that_fails_before_its_first_token_has_a_real_status(
     parameters = {**parameters, "output_formatter": output_format}
     response, answer = lmi.post({"inputs": prompt, "stream": True, "parameters": parameters})
     [record] = records(answer, output_format)
+
     assert (response.status, record["code"]) == (status, status)
     assert response.headers["content-type"] == STREAM_FORMATS[output_format][0]
     assert record["token"] == {"id": -1, "text": "", "log_prob": -1, "special_token": True}
@@ -292,6 +293,7 @@ def test_custom_attributes_and_request_id_come_back(lmi: Host) -> None:
 def test_headers_that_could_do_harm_are_not_echoed(lmi: Host) -> None:
     sent = {"X-Amzn-SageMaker-Custom-Attributes": "x" * 1025, "X-Request-Id": "two words"}
     response, _ = lmi.post({"inputs": "say hi"}, headers=sent)
+
     assert "x-amzn-sagemaker-custom-attributes" not in response.headers
     assert len(response.headers["x-request-id"]) == 32
     assert sum(len(name) + len(value) + 4 for name, value in response.headers.items()) < 4096

@@ -76,6 +76,7 @@ def stream_of(lines: Host, inputs: object, **parameters: object) -> list[list[st
     response, body = lines.post({"inputs": inputs, "parameters": parameters})
     assert (response.status, response.headers["content-type"]) == (200, "application/jsonlines")
     assert body.endswith(b"\n") and body.isascii()
+
     return [json.loads(line)["outputs"] for line in body.splitlines()]
 
 
@@ -106,7 +107,9 @@ def test_inputs_that_end_early_leave_the_lines_to_the_others(lines: Host) -> Non
 def test_a_failure_in_a_stream_is_its_last_line_and_before_it_a_status(lines: Host) -> None:
     response, body = lines.post({"inputs": ["fail ab", "hang"]})
     *before, last = [json.loads(line) for line in body.splitlines()]
+
     assert response.status == 200 and "".join(line["outputs"][0] for line in before) == "ab"
     assert last == {"code": 424, "message": FAILURE, "error": "the script says so"}
+
     response, body = lines.post({"inputs": "fail"})
     assert (response.status, json.loads(body)["code"]) == (424, 424)

@@ -210,8 +210,10 @@ def test_vectors_are_as_the_model_gives_them_where_the_option_or_the_request_say
 ) -> None:
     body = {"inputs": "embed a", "parameters": {"normalize": False}}
     assert invoke(server, body) == (200, [numbers("embed a")])
+
     with host(tmp_path, model={"normalize": False}, capabilities=EMBEDDING) as raw:
         assert invoke(raw, {"inputs": "embed a"}) == (200, [numbers("embed a")])
+
         again = invoke(raw, {"inputs": "embed a", "parameters": {"normalize": True}})
         assert again == (200, [pytest.approx(unit("embed a"))])
 

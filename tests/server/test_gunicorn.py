@@ -179,9 +179,12 @@ def test_a_master_that_was_paused_counts_only_the_time_in_which_it_ran(
     cfg = SimpleNamespace(umask=0, worker_tmp_dir=None, uid=os.geteuid(), gid=os.getegid())
     beat = settings.Beat(cfg, clock=lambda: next(clock))
     os.utime(beat.fileno(), (100.5, 100.5))
+
     assert [101.0 - beat.last_update(), 500.0 - beat.last_update()] == [0.5, 0.5]
+
     for second in range(501, 512):
         beat.pauses.note(float(second))
 
     assert 512.0 - beat.last_update() == 12.5
+
     beat.close()

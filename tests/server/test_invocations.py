@@ -104,8 +104,10 @@ def test_a_route_is_read_among_other_attributes(attributes: str, value: str | No
 def test_every_path_takes_the_bodies_of_all_apis(lmi: Host, path: str) -> None:
     response, body = lmi.post({"inputs": "say hi"}, path)
     assert (response.status, json.loads(body)) == (200, {"generated_text": "hi"})
+
     response, body = lmi.post({"prompt": "say hi", "max_tokens": 5}, path)
     assert (response.status, json.loads(body)["choices"][0]["text"]) == (200, "hi")
+
     response, body = lmi.post({"messages": 5}, path)
     assert (response.status, list(json.loads(body))) == (400, ["error"])
 
@@ -244,6 +246,7 @@ def test_a_streamed_completion_is_a_chunk_a_line(lmi: Host, path: str) -> None:
     response, answer = lmi.post(STREAMED, path)
     assert (response.status, response.headers["content-type"]) == (200, "application/jsonlines")
     assert answer.endswith(b"\n") and b"\n\n" not in answer
+
     chunks = [json.loads(line) for line in answer.splitlines()]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "hi"
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"

@@ -129,6 +129,7 @@ NOTHING = b"\n \t\r\n" * 500_000
 def test_a_body_without_lines_with_too_many_or_not_in_utf8_is_424(lmi: Host, body: bytes) -> None:
     response, answer = lmi.post(body, headers=LINES)
     fields = json.loads(answer)
+
     assert (response.status, list(fields), fields["code"]) == (424, ["error", "code"], 424)
     assert fields["error"].startswith("the body ")
 
@@ -188,11 +189,14 @@ def test_a_route_is_that_of_every_line(lmi: Host, route: str, key: str) -> None:
 def test_a_line_of_a_session_request_is_refused_and_the_header_is_for_all_lines(lmi: Host) -> None:
     [refused, _] = answers(lmi, {"requestType": "NEW_SESSION"}, {"inputs": "say a"})
     assert (refused["code"], "a body of its own" in refused["error"]) == (400, True)
+
     session = lmi.post({"requestType": "NEW_SESSION"})[0].headers[HEADER].partition(";")[0]
     assert answers(lmi, {"inputs": "say a"}, headers={HEADER: session}) == [{"generated_text": "a"}]
+
     response, body = lmi.post(
         body_of({"inputs": "say a"}), headers=LINES | {HEADER: "no-such-session"}
     )
+
     assert (response.status, json.loads(body)["code"]) == (400, 400)
 
 
@@ -241,6 +245,7 @@ def test_a_line_beyond_its_time_is_504_and_the_next_one_has_its_own_time(tmp_pat
     with host(tmp_path, server={"predict_timeout_s": 2}) as lmi:
         late, fine = answers(lmi, {"inputs": "hang"}, {"inputs": "say a"})
         assert (late["code"], fine) == (504, {"generated_text": "a"})
+
         requests = [*[{"inputs": "hang"}] * NUM_RUNNING, {"inputs": "say b"}]
         assert answers(lmi, *requests)[-1] == {"generated_text": "b"}
 
@@ -263,6 +268,7 @@ def test_a_body_of_lines_is_503_while_no_engine_can_answer_any(tmp_path: Path) -
         lmi.post({"inputs": "lose a"})
         wait_until(lambda: lmi.post({"inputs": "say a"})[0].status == 503)
         response, body = lmi.post(body_of(*[{"inputs": "say a"}] * 3), headers=LINES)
+
         assert (response.status, json.loads(body)["code"]) == (503, 503)
 
 
@@ -270,7 +276,9 @@ def test_a_full_queue_refuses_a_body_of_lines_like_any_other(tmp_path: Path) -> 
     with host(tmp_path, server={"job_queue_size": 1}) as lmi:
         raws = [send(lmi, {"inputs": "hang"}) for _ in range(NUM_RUNNING + 1)]
         wait_until(lambda: lmi.server_block.frontends[0].num_in_flight == NUM_RUNNING + 1)
+
         assert lmi.post(body_of({"inputs": "say a"}), headers=LINES)[0].status == 503
+
         for raw in raws:
             raw.close()
 

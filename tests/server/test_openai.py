@@ -99,9 +99,12 @@ def last_request(server: Host) -> Any:
 def test_a_stream_says_what_the_whole_answer_says(able: Host, said: str) -> None:
     _, whole = chat(able, f"say {said}")
     _, chunks = chat(able, f"say {said}", stream=True)
+
     assert whole["choices"][0]["message"]["content"] == said == text_of(chunks)
+
     _, whole = complete(able, f"say {said}", max_tokens=50)
     _, chunks = complete(able, f"say {said}", max_tokens=50, stream=True)
+
     assert whole["choices"][0]["text"] == said == text_of(chunks)
 
 
@@ -156,6 +159,7 @@ def test_running_numbers_are_those_of_a_choice_and_its_prompt(able: Host) -> Non
     options = {"include_usage": True, "continuous_usage_stats": True}
     _, chunks = complete(able, ["say a", "say bcd"], stream=True, stream_options=options)
     last = {choice["index"]: chunk["usage"] for chunk in chunks for choice in chunk["choices"]}
+
     assert [(last[n]["prompt_tokens"], last[n]["completion_tokens"]) for n in (0, 1)] == [
         (5, 2),
         (7, 4),
@@ -225,7 +229,9 @@ def test_a_role_of_the_model_s_own_reaches_its_template_which_may_refuse_it(tmp_
     with host(tmp_path, model={"chat_template": ROLE_TEMPLATE}) as server:
         messages = [{"role": "document", "content": "a"}, {"role": "user", "content": "b"}]
         _, tokens = server.post({"messages": messages}, "/tokenize")
+
         assert bytes(json.loads(tokens)["tokens"]) == b"document: a;user: b;"
+
         response, body = server.post({"messages": [{"role": "wizard", "content": "a"}]}, CHAT)
         assert response.status == 400 and "no role wizard" in json.loads(body)["error"]["message"]
 
@@ -317,6 +323,7 @@ def test_a_prompt_of_token_ids_over_the_context_is_refused_with_its_tokens(able:
 def test_a_completion_has_sixteen_tokens_and_is_cut_at_a_stop_string(able: Host) -> None:
     _, answer = complete(able, "run abc")
     assert answer["usage"]["completion_tokens"] == 16
+
     _, answer = complete(able, "run abc", stop="ca", max_tokens=50)
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("ab", "stop")
 
@@ -469,8 +476,10 @@ def test_a_prompt_and_its_answer_are_decoded_by_one_rule_and_have_offsets_into_t
     _, answer = complete(able, "say 😀x", echo=True, logprobs=0, max_tokens=50)
     [choice] = answer["choices"]
     log_probs = choice["logprobs"]
+
     assert choice["text"] == "say 😀x😀x"
     assert log_probs["tokens"] == [*"say ", "", "", "", "😀", "x", "", "", "", "😀", "x", "<end>"]
+
     for token, offset in zip(log_probs["tokens"][:-1], log_probs["text_offset"], strict=False):
         assert choice["text"].startswith(token, offset)
 
@@ -494,6 +503,7 @@ def test_echo_gives_back_a_prompt_of_token_ids_as_text(able: Host) -> None:
 def test_the_prompt_alone_is_scored_without_a_token_of_an_answer(able: Host) -> None:
     _, answer = complete(able, "say two", echo=True, logprobs=1, max_tokens=0)
     [choice] = answer["choices"]
+
     assert choice["text"] == "say two" and "".join(choice["logprobs"]["tokens"]) == "say two"
     assert choice["logprobs"]["token_logprobs"] == [None] + [-0.25] * 6
     assert answer["usage"]["completion_tokens"] == 0
@@ -525,6 +535,7 @@ def test_the_prompt_alone_ends_with_its_length_however_it_is_asked_for(able: Hos
 def test_log_probs_of_a_chat_spell_its_text_and_the_end_token(able: Host) -> None:
     _, answer = chat(able, "say é!", logprobs=True, top_logprobs=2)
     content = answer["choices"][0]["logprobs"]["content"]
+
     assert bytes(byte for token in content for byte in token["bytes"]).decode() == "é!<end>"
     assert all(len(token["top_logprobs"]) == 2 and token["logprob"] == -0.5 for token in content)
 
@@ -533,6 +544,7 @@ def test_biases_and_structures_reach_the_engine(able: Host) -> None:
     schema = {"type": "object"}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     status, _ = chat(able, "say {}", logit_bias={"7": -1}, response_format=form)
+
     assert status == 200 and last_request(able).embedding_bias == ((7, -1.0),)
     assert json.loads(last_request(able).guided_decoding_params.guide) == schema
 
@@ -579,6 +591,7 @@ def test_a_call_is_found_in_the_text(able: Host) -> None:
     _, answer = chat(able, CALL, tools=[TOOL])
     [choice] = answer["choices"]
     [call] = choice["message"]["tool_calls"]
+
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "I look.")
     assert (call["type"], call["function"]) == ("function", {"name": "f", "arguments": '{"a": 1}'})
 
@@ -587,6 +600,7 @@ def test_the_arguments_of_a_call_are_streamed_as_they_come(able: Host) -> None:
     _, chunks = chat(able, CALL, tools=[TOOL], stream=True)
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     begin, *more = [call for delta in deltas for call in delta.get("tool_calls", ())]
+
     assert begin["id"].startswith("call_") and begin["function"] == {"name": "f", "arguments": ""}
     assert "".join(call["function"]["arguments"] for call in more) == '{"a": 1}' and len(more) > 3
     assert (
@@ -603,6 +617,7 @@ def test_a_named_function_s_arguments_are_guided(able: Host) -> None:
     choice_of_tool = {"type": "function", "function": {"name": "f"}}
     _, answer = chat(able, 'say {"a": 2}', tools=[TOOL], tool_choice=choice_of_tool)
     [call] = answer["choices"][0]["message"]["tool_calls"]
+
     assert call["function"] == {"name": "f", "arguments": '{"a": 2}'}
     assert last_request(able).guided_decoding_params.guide_type is GuideType.JSON_SCHEMA
 
@@ -755,9 +770,11 @@ def test_a_template_s_refusal_is_the_client_s_fault(tmp_path: Any) -> None:
 def test_models_are_listed_and_found_by_name(able: Host) -> None:
     response, body = able.send("GET", "/v1/models")
     cards = json.loads(body)["data"]
+
     assert (response.status, [card["id"] for card in cards]) == (200, ["scripted", "gpt-x"])
     assert all(card["object"] == "model" and card["created"] > 0 for card in cards)
     assert all((card["root"], card["parent"]) == (able.config.model.path, None) for card in cards)
+
     response, body = able.send("GET", "/v1/models/gpt-x")
     assert (response.status, json.loads(body)["id"]) == (200, "gpt-x")
 
@@ -817,10 +834,13 @@ def test_a_full_server_says_429_and_a_draining_one_503(tmp_path: Any) -> None:
     with host(tmp_path, server={"job_queue_size": 1}) as server:
         server.block.frontends[0].num_sequences += 1 + server.block.engines[0].max_num_sequences
         response, body = server.post({"prompt": "say a"}, COMPLETIONS)
+
         assert (response.status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
         assert int(response.getheader("retry-after") or 0) >= 1
+
         server.server_block.supervisor.phase = Phase.DRAINING
         response, body = server.post({"prompt": "say a"}, COMPLETIONS)
+
         assert (response.status, json.loads(body)["error"]["type"]) == (503, "server_error")
 
 
@@ -867,6 +887,7 @@ def cached(usage: dict[str, Any]) -> int:
 def test_usage_tells_the_tokens_of_the_prompt_that_were_cached(able: Host) -> None:
     prompt = "say How many of these are cached?"
     cold, warm = (chat(able, prompt)[1]["usage"] for _ in range(2))
+
     assert cached(cold) < len("say How")
     assert cached(warm) == warm["prompt_tokens"] - 1, "the last one is always computed"
     assert cached(complete(able, prompt, max_tokens=4)[1]["usage"]) == warm["prompt_tokens"] - 1

@@ -112,6 +112,7 @@ def test_an_urgency_that_is_none_or_that_the_engine_lacks_is_refused_by_name(
             response, answer = lmi.post(
                 {"prompt": "say a"}, "/v1/completions", {CUSTOM_ATTRIBUTES: f"priority={priority}"}
             )
+
             assert (
                 response.status == 400
                 and "priority" in answer.decode()

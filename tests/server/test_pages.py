@@ -26,6 +26,7 @@ BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;
 
 def test_a_browser_gets_the_playground_at_the_root_and_others_get_links(server: Host) -> None:
     assert server.send("GET", "/", headers=BROWSER)[1] == server.send("GET", "/playground")[1]
+
     for headers in ({}, {"accept": "*/*"}, {"accept": "application/json"}):
         response, body = server.send("GET", "/", headers=headers)
         assert (

@@ -109,6 +109,7 @@ def test_a_stream_ends_with_the_whole_response(
     assert settled(stream[-1]["response"]) == settled(whole)
     assert [event["type"] for event in stream[:2]] == ["response.created", "response.in_progress"]
     assert stream[-1]["type"] == f"response.{whole['status']}"
+
     check_growth(stream)
 
 

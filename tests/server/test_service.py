@@ -136,6 +136,7 @@ def test_sequences_that_find_no_room_together_wait_outside(tmp_path: Path) -> No
         with send(served, COMPLETIONS, {"prompt": ["hang a"] * 10, "n": 6, "temperature": 1}):
             wait_until(lambda: record.num_sequences == 60)
             response, _ = served.post({"prompt": ["say a"] * 6}, COMPLETIONS)
+
             assert response.status == 429 and response.headers["retry-after"] == "1"
             assert served.post({"prompt": ["say a"] * 5}, COMPLETIONS)[0].status == 200
 

@@ -68,9 +68,12 @@ def test_a_sampled_answer_tells_the_seed_that_makes_it_again(tgi: Host) -> None:
     sampled = {"do_sample": True, "details": True}
     _, body = tgi.post({"inputs": "say hi", "parameters": sampled}, "/generate")
     seed = json.loads(body)["details"]["seed"]
+
     assert seed == tgi.executor.requests[-1].sampling_config.seed and seed is not None
+
     _, answer = tgi.post({"inputs": "say hi", "parameters": sampled}, "/generate_stream")
     assert events(answer)[-1]["details"]["seed"] == tgi.executor.requests[-1].sampling_config.seed
+
     _, body = tgi.post({"inputs": "say hi", "parameters": {"details": True}}, "/generate")
     assert json.loads(body)["details"]["seed"] is None
 
@@ -93,6 +96,7 @@ def test_the_prompt_s_tokens_come_with_decoder_input_details(tgi: Host) -> None:
     parameters = {"decoder_input_details": True, "truncate": 6}
     _, body = tgi.post({"inputs": "say hi", "parameters": parameters}, "/generate")
     prefill = json.loads(body)["details"]["prefill"]
+
     assert "".join(token["text"] for token in prefill) == "say hi"
     assert [token["logprob"] for token in prefill] == [None, *[-0.25] * 5]
 
@@ -170,6 +174,7 @@ def test_a_failure_of_generation_before_the_first_byte_is_424(
 def test_a_failure_in_a_stream_is_its_last_event(tgi: Host) -> None:
     response, body = tgi.post({"inputs": "fail ab"}, "/generate_stream")
     *before, last = events(body)
+
     assert response.status == 200 and [event["token"]["text"] for event in before] == ["a", "b"]
     assert last == {"error": "the script says so", "error_type": "generation"}
 
@@ -218,6 +223,7 @@ def test_an_engine_that_dies_leaves_the_generation_incomplete(tmp_path: Path) ->
         response, body = served.post({"inputs": "lose ab"}, "/generate_stream")
         assert response.status == 200
         assert events(body)[-1]["error_type"] == "incomplete_generation"
+
         wait_until(lambda: refusal(served.send("GET", "/info"))[:2] == (503, "overloaded"))
         assert refusal(served.post({"inputs": "say hi"}, "/generate"))[:2] == (503, "overloaded")
 

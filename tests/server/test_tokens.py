@@ -31,8 +31,10 @@ def ask(server: Host, path: str, **body: Any) -> tuple[int, Any]:
 def text_of(server: Host, **body: Any) -> str:
     """The text whose ids /tokenize gives."""
     status, answer = ask(server, "/tokenize", **body)
+
     assert status == 200, answer
     assert (answer["count"], answer["max_model_len"]) == (len(answer["tokens"]), CONTEXT)
+
     return str(ask(server, "/detokenize", tokens=answer["tokens"])[1]["prompt"])
 
 

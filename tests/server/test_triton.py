@@ -88,6 +88,7 @@ def test_the_text_of_a_stream_is_the_text_of_the_whole_answer(
     body = {"text_input": "say hello wörld", **asked}
     whole = json.loads(lmi.post(body, GENERATE)[1])
     streamed = events(lmi.post(body, STREAM)[1])
+
     assert "".join(event["text_output"] for event in streamed) == whole["text_output"]
     assert streamed[-1].get("finish_reason") == whole.get("finish_reason")
     assert streamed[-1].get("cum_log_probs") == whole.get("cum_log_probs")
@@ -154,8 +155,10 @@ def test_a_later_failure_is_the_last_event_of_a_stream_and_the_status_of_a_whole
 ) -> None:
     response, answer = lmi.post({"text_input": prompt, "id": "1"}, STREAM)
     *good, last = events(answer)
+
     assert (response.status, last) == (200, {"error": "the script says so"})
     assert [event["text_output"] for event in good] == ["a", "b"]
+
     response, answer = lmi.post({"text_input": prompt}, GENERATE)
     assert (response.status, error(answer)) == (status, "the script says so")
 
@@ -369,6 +372,7 @@ def test_a_client_may_stay_for_its_next_request_after_every_kind_of_answer(lmi: 
         ) * 2:
             connection.request("POST", path, json.dumps({"text_input": prompt}))
             connection.getresponse().read()
+
             # http.client drops it where the server said that it closes
             assert connection.sock is not None
     finally:

@@ -168,6 +168,7 @@ def test_an_engine_that_knows_no_progress_tells_none(served: Host) -> None:
     served.executor.progress = None
     all_told = all_events(served, CHAT, "say hi", lambda event: not event["choices"])
     waiting = [event for event in all_told if not event["choices"]]
+
     assert [event.get("prompt_progress") for event in waiting] == [None] * NUM_TOLD
     assert waiting[0]["queue_status"] == {"queue_position": 0, "estimated_wait_seconds": None}
 
@@ -242,6 +243,7 @@ def test_without_the_option_a_stream_begins_with_its_first_token(
 def test_of_requests_together_the_first_token_counts_and_all_prompts() -> None:
     first_status = WaitStatus(100, 40, 10, 0, 2.5)
     second_status = WaitStatus(50, 0, 0, 3, 9.0)
+
     assert together([first_status, second_status]) == WaitStatus(150, 40, 10, 0, 2.5)
     assert together([first_status, WaitStatus(50)]) == WaitStatus(150, None, None, 0, 2.5)
     assert together([]) == WaitStatus()

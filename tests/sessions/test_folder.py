@@ -34,6 +34,7 @@ def test_a_session_is_found_by_every_reader_until_it_is_closed(tmp_path: Path) -
     mine, their_sessions = (Sessions(tmp_path / "sessions", 60) for _ in range(2))
     opened_s = time.time()
     session = mine.open()
+
     assert uuid.UUID(session.id).version == 4 and str(uuid.UUID(session.id)) == session.id
     assert their_sessions.find(session.id) == session and not session.has_expired
     assert opened_s + 60 <= session.expires_s <= time.time() + 60

@@ -78,6 +78,7 @@ def test_the_session_that_is_named_is_closed_once(lmi: Host) -> None:
     session = opened(lmi)
     session_id = opened(lmi)
     response, body = lmi.post(CLOSE, headers={HEADER: session})
+
     assert (response.status, body) == (200, b'{"result": "Session %b closed"}\n' % session.encode())
     assert response.headers[CLOSED_HEADER] == session and HEADER not in response.headers
     assert "unknown, closed or expired" in refused(lmi.post(CLOSE, headers={HEADER: session}))
@@ -147,6 +148,7 @@ def test_a_session_that_is_over_is_400(tmp_path: Path) -> None:
     with host(tmp_path, server={"sessions_expiration_s": 0.2}) as lmi:
         session = opened(lmi)
         wait_until(lambda: lmi.post(SAY, headers={HEADER: session})[0].status == 400)
+
         assert "expired" in refused(lmi.post(SAY, headers={HEADER: session}))
         assert opened(lmi) != session
 
@@ -177,8 +179,10 @@ def test_closing_no_session_is_400(lmi: Host, headers: dict[str, str]) -> None:
 
 def test_a_request_type_of_null_and_one_inside_a_text_mean_nothing(lmi: Host) -> None:
     assert lmi.post(SAY | {"requestType": None})[1] == b'{"generated_text": "hi"}\n'
+
     response, body = lmi.post({"inputs": 'say "requestType": "CLOSE"'})
     assert (response.status, json.loads(body)["generated_text"]) == (200, '"requestType": "CLOSE"')
+
     response, body = lmi.post(b'say {"requestType": 1}', headers={"content-type": "text/plain"})
     assert (response.status, json.loads(body)["generated_text"]) == (200, '{"requestType": 1}')
 

@@ -253,6 +253,7 @@ def test_a_default_may_have_every_value_that_a_request_may_and_no_other() -> Non
         {},
         float("nan"),
     ]
+
     for name, fault in FAULTS.items():
         for value in values:
             try:

@@ -55,6 +55,7 @@ def test_it_is_the_widened_weights_the_cache_and_the_process_for_each_replica(
     in_float32 = int(1.2 * WEIGHTS * 2) + 100 * TOKEN * 4 + PROCESS_BYTES
     assert need(config, max_kv_cache_tokens=100) == in_float32
     assert need(config, max_kv_cache_tokens=100, num_engines=2) == 2 * in_float32
+
     as_stored = int(1.2 * WEIGHTS) + 100 * TOKEN * 2 + PROCESS_BYTES
     assert need(config, max_kv_cache_tokens=100, dtype="bf16") == as_stored
 

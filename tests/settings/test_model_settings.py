@@ -69,6 +69,7 @@ def test_each_of_several_models_has_the_defaults_of_its_own_maker_and_the_flags_
 ) -> None:
     (store / "h" / "model" / "generation_config.json").write_text('{"temperature": 0.6}')
     assert settle(store).config.model.generation_defaults.values == {"temperature": 0.6}
+
     flags = {"option.generation_config": "lmi", "option.override_generation_config": '{"top_k": 5}'}
     assert settle(store, flags=flags).config.model.generation_defaults.values == {"top_k": 5}
 

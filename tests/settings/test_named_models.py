@@ -220,6 +220,7 @@ def test_other_variables_of_llama_cpp_set_what_they_mean(whole: Path) -> None:
     }
     resolved = settle(whole, environ=environ)
     engine = resolved.config.engine
+
     assert (engine.max_sequence_length, engine.max_num_sequences) == (4096, 8)
     assert (resolved.config.model.name, resolved.config.model.aliases) == ("fox", ("hare",))
     assert resolved.config.server.port == 8090

@@ -13,6 +13,7 @@ from lmi.settings.table import OPTIONS
 def test_every_key_and_every_flag_means_one_option() -> None:
     keys = [key for option in OPTIONS for key in (option.key, *option.aliases)]
     flags = [flag for option in OPTIONS for flag in option.flags]
+
     assert len(set(keys)) == len(keys)
     assert len(set(flags)) == len(flags)
 

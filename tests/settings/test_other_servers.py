@@ -129,14 +129,18 @@ def test_a_program_that_is_not_run_is_a_warning_where_it_came_along(folder: Path
         "SAGEMAKER_PROGRAM='inference.py': it is not run; a model.py with a function handle is"
     )
     resolved = settle(folder, environ=environ)
+
     assert (resolved.warnings, warning in resolved.notes) == ((), True)
+
     (folder / "code").mkdir()
     (folder / "code" / "inference.py").touch()
+
     assert settle(folder, environ=environ).warnings == (warning,)
 
 
 def test_a_port_that_is_not_the_port_is_told(folder: Path) -> None:
     assert settle(folder, environ={"PORT": "8080"}).warnings == ()
+
     (warning,) = settle(folder, environ={"PORT": "9000"}).warnings
     assert warning == "PORT='9000': has no effect here, SERVING_PORT is the port, which is 8080"
     assert settle(folder, environ={"PORT": "9000", "SERVING_PORT": "9000"}).warnings == ()

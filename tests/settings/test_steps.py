@@ -283,6 +283,7 @@ def _part(name: str) -> str:
 def test_a_name_in_a_row_is_a_field_or_an_option_and_never_both() -> None:
     keys = {option.key for option in OPTIONS}
     assert keys & FIELDS.keys() == set()
+
     for step in (*FIRST_STEPS, *STEPS_OF_ONE_MODEL, *STEPS_OF_SEVERAL_MODELS):
         assert {*step.reads, *step.writes} <= {*keys, *FIELDS, *PARTS, GIVEN}
 

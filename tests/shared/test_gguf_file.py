@@ -66,12 +66,14 @@ def test_metadata_and_tensors_are_those_that_were_written(tmp_path: Path, versio
     metadata = {
         key: value.value if isinstance(value, Typed) else value for key, value in METADATA.items()
     }
+
     assert model.metadata == metadata
     assert {name: tensor.shape for name, tensor in model.tensors.items()} == {
         "first": (3, 4),
         "second": (2, 64),
         "third": (1,),
     }
+
     data = file.read_bytes()
     for name, tensor in model.tensors.items():
         assert tensor.start % 32 == 0
@@ -286,7 +288,9 @@ def mutants() -> list[bytes]:
             case 3:
                 length = chance.randrange(1, 40)
                 data[at:at] = data[at - 4 : at - 4 + length]
+
         mutants.append(bytes(data))
+
     return mutants
 
 
@@ -296,6 +300,7 @@ def test_mutated_files_are_read_or_refused_in_one_line_and_take_no_memory(tmp_pa
     file = tmp_path / "model.gguf"
     with open("/proc/self/statm") as statm:
         size_now = int(statm.read().split()[0]) * resource.getpagesize()
+
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (size_now + MAX_MUTANT_BYTES, limits[1]))
     try:
@@ -310,4 +315,5 @@ def test_mutated_files_are_read_or_refused_in_one_line_and_take_no_memory(tmp_pa
                 assert all(tensor.end <= len(data) for tensor in model.tensors.values())
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
+
     assert num_refused > NUM_MUTATIONS / 2

@@ -66,6 +66,7 @@ def test_a_reference_counts_from_the_id_around_it() -> None:
         }
     }
     tree = with_pointers(schema)["$defs"]["tree"]
+
     assert tree == {
         "items": {"$ref": "#/$defs/tree"},
         "properties": {"b": {"$ref": "#/$defs/leaf"}},
@@ -123,6 +124,7 @@ def test_a_reference_that_leads_nowhere_below_an_id_is_not_taken_for_one_from_th
 def test_a_dynamic_reference_within_one_resource_is_an_ordinary_one() -> None:
     schema = {"$dynamicAnchor": "node", "properties": {"a": {"$dynamicRef": "#node"}}}
     assert with_pointers(schema) == {"properties": {"a": {"$ref": "#"}}}
+
     recursive = {"$recursiveAnchor": True, "items": {"$recursiveRef": "#"}}
     assert with_pointers(recursive)["items"] == {"$ref": "#"}
 

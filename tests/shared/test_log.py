@@ -148,6 +148,7 @@ def test_any_event_is_one_line_in_both_forms(message: str, extra: dict[str, obje
     event = record("%s", message, **extra)
     as_json = log.LineFormatter("x", log.as_json).format(event)
     as_text = log.LineFormatter("x", log.as_text).format(event)
+
     assert len(as_json.splitlines()) == len(as_text.splitlines()) == 1
     assert set(extra) <= set(json.loads(as_json))
 

@@ -93,6 +93,7 @@ class Fetch:
             "HOME": str(folder / "home"),
             "PYTHONPATH": str(ROOT),
         }
+
         module = [
             sys.executable,
             "-P",
@@ -101,6 +102,7 @@ class Fetch:
             str(folder / "request.json"),
             str(folder),
         ]
+
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [*prefix, *module, "--log-format", log_format, *arguments],

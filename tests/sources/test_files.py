@@ -32,6 +32,7 @@ def test_configuration_tokenizer_and_safetensors_are_taken() -> None:
         "a.png",
         ".gitattributes",
     ]
+
     assert chosen([*SMALL, "model.safetensors", *further_files]) == sorted(
         [*SMALL, "model.safetensors"]
     )

@@ -195,6 +195,7 @@ def test_engines_have_the_variables_of_option_env_above_all_others(handler: str)
     variables = {"OMP_NUM_THREADS": "7", "HF_HUB_OFFLINE": "0", "MINE": "a,b", "MY_TOKEN": "t"}
     engine = EngineConfig(handler=handler, environ=variables)
     config = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="m"), engine=engine)
+
     assert environ_of_engine(config, {"MINE": "inherited"}, slot=0).items() >= variables.items()
 
 

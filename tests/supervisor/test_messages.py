@@ -81,6 +81,7 @@ def test_a_server_for_several_models_shows_how_one_is_loaded(
 def test_ready_is_one_json_event_where_the_log_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     say_ready(config(), 8080, REPORT, after_s=2.0)
     event = json.loads(capsys.readouterr().out)
+
     assert (event["event"], event["model"], event["port"]) == ("ready", "fox", 8080)
     assert event["stages_s"] == {"weights": 1.25, "warm-up": 0.5}
 

@@ -55,9 +55,12 @@ def test_too_many_deaths_in_the_window_are_the_end_and_old_ones_do_not_count() -
 def test_starts_that_fail_count_however_long_each_took_until_one_succeeds() -> None:
     table = RestartTable(max_deaths=3, window_s=600)
     ends = [table.delay_s(at + 1200, was_ready=False) for at in range(0, 3600, 1200)]
+
     assert [end is None for end in ends] == [False, False, True]
+
     table = RestartTable(max_deaths=3, window_s=600)
     ends = [table.delay_s(at + 1200, was_ready=at % 3600 == 0) for at in range(0, 12_000, 1200)]
+
     assert None not in ends
 
 

@@ -218,6 +218,7 @@ class Chaos:
         for ask in asks:
             answer = send(self.server, ask)
             assert answer.status in (200, 400, 422, 424) and answer.is_whole, (ask, answer)
+
             self.expected[ask] = (answer.status, self._records(answer.body))
 
     def run(self, seconds: float, faults: Sequence[tuple[str, signal.Signals]] = FAULTS) -> None:
@@ -378,10 +379,12 @@ def outgrown(before: Memory, after: Memory) -> list[str]:
         name: max(size for other_name, size in before.values() if other_name == name)
         for name, _ in before.values()
     }
+
     grown = [
         (name, size, size - before.get(pid, (name, largest.get(name, size)))[1])
         for pid, (name, size) in after.items()
     ]
+
     return [
         f"{name} grew by {by / MB:.0f} MB to {size / MB:.0f} MB"
         for name, size, by in grown

@@ -50,8 +50,10 @@ def test_the_driver_excuses_a_cut_by_the_death_of_a_front_end_only() -> None:
         Server(ROOT, ROOT), 0, expected={STREAM: (200, RIGHT.splitlines())}, cuts=[[2.0, 3.0]]
     )
     cut = Answer(200, {}, RIGHT[:20], is_whole=False)
+
     assert chaos.end_of(STREAM, cut, began_s=2.5) == "cut"
     assert chaos.end_of(STREAM, cut, began_s=3.5).startswith("broken")
+
     foreign = Answer(200, {}, RIGHT[:20].replace(b"a", b"c"), is_whole=False)
     assert chaos.end_of(STREAM, foreign, began_s=2.5).startswith("broken")
 

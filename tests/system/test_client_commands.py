@@ -70,6 +70,7 @@ def test_a_text_is_continued_and_the_url_may_name_v1(server: Server, folder: str
     text = asked(server, "completions", {"prompt": "The quick", "max_tokens": 5})["text"]
     words = ("--max-tokens", "5", "--temperature", "0", "-q", "The quick")
     done = talk("complete", "--url", url_of(server) + folder, *words)
+
     assert (done.returncode, done.stdout) == (0, f"{text}\n"), done.stderr
 
 

@@ -108,19 +108,24 @@ def said(response: bytes, output_format: str) -> Said:
     """
     answer_records = records(response, output_format)
     last = answer_records[-1][0] if isinstance(answer_records[-1], list) else answer_records[-1]
+
     assert "error" not in last, last
+
     details = last["details"]
     tokens = (
         details["tokens"]
         if output_format == "json"
         else [record["token"] for record in answer_records]
     )
+
     top = (
         details.get("top_tokens")
         if output_format == "json"
         else [record.get("top_tokens") for record in answer_records]
     )
+
     assert details["generated_tokens"] == len(tokens)
+
     return Said(
         last["generated_text"],
         [token["id"] for token in tokens],

@@ -267,6 +267,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "frontend_workers": 1,
         "log_format": "text",
     }
+
     folder = write_model(
         tmp_path_factory.mktemp("echo") / "a\x1b[31m\u2028b",
         **settings,

@@ -63,11 +63,13 @@ def test_at_twice_the_capacity_most_of_it_is_whole_answers_and_the_rest_is_refus
     plan = Plan(seconds=8.0, patience_s=3.0, capacity_s=2.5, num_users=32, num_tokens=16)
     door = Door("openai", "demo", {"Authorization": f"Bearer {KEYS[0]}"})
     figures = Run(target(paced), door, plan).load(2.0)
+
     assert figures["goodput_ratio"] >= 0.5, "a queue without a limit leaves 0.02 of it"
     assert figures["outcomes"]["refused"] >= 0.2 * sum(figures["outcomes"].values())
     assert figures["num_without_retry_after"] == 0 and figures["retry_after_s"][0] >= 1
     assert figures["refusal_p50_ms"] < 1000 * plan.patience_s / 4
     assert figures["num_bad_pings"] == 0 and not figures["reasons"]
+
     num_refused = dict(paced.engines()[0].num_refused.items())
     assert num_refused["default"] > 0 and num_refused["high"] == num_refused["low"] == 0
 
@@ -80,6 +82,7 @@ def test_ten_keys_share_a_server_alike_though_one_has_many_more_clients(paced: S
     users = [User(asks(door, key, 8), max_retry_s=0.3) for key in keys]
     phase = keep(paced, door, users, seconds)
     served = records.services(phase.records, dict.fromkeys(KEYS, 1.0), seconds / 4, seconds)
+
     assert min(served.values()) >= 0.8 * sum(served.values()) / len(KEYS), served
 
 
@@ -100,10 +103,12 @@ def alone_and_beside(server: Server) -> tuple[list[Record], list[Record]]:
     alone = keep(server, door, [User(light, pause_s=0.1)], 3.0).records
     hogs = [User(asks(door, hog, 200, 128, 4)) for hog in ("hog 1", "hog 2") for _ in range(4)]
     beside = keep(server, door, [*hogs, User(light, 1.0, 0.1)], BESIDE_S).records
+
     assert len(of(alone, Outcome.WHOLE)) >= 3 and len(of(beside, Outcome.WHOLE)) >= 3
     assert sum(record.num_tokens for record in beside if record.tenant != "light") > 64 * 8, (
         "the hogs are served too"
     )
+
     return alone, beside
 
 

@@ -137,6 +137,7 @@ def test_ready_is_shown_to_people_with_a_command_that_gets_an_answer(container: 
     wait_until(lambda: "lmi is ready" in server.log.read_text(), "the banner is there")
     [command] = re.findall(r"^ +(curl .*)$", server.log.read_text(), re.MULTILINE)
     answer = subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout
+
     assert b"generated_text" in answer
 
 
@@ -826,8 +827,10 @@ def test_what_an_engine_and_its_libraries_print_are_lines_of_our_log(container: 
     lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     printed = {line["message"]: line for line in lines if line.get("logger") == "libraries"}
     warning = "[12:00:00] /project/cpp/grammar.cc:83: Warning: \\xff \x1b[2J"
+
     assert [printed[text]["level"] for text in (warning, "a line from C")] == ["WARNING", "INFO"]
     assert {(line["role"], line["pid"]) for line in printed.values()} == {("engine 0", engine)}
+
     assert_whole(server.generate(5), 5)
 
 

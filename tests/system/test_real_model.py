@@ -126,6 +126,7 @@ def test_the_fortieth_stop_string_ends_an_answer(server: Server) -> None:
 
     stops = [*(f"never {number}" for number in range(39)), last_word]
     answer = json.loads(server.post({**fields, "stop": stops}, "/v1/completions").body)
+
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["choices"][0]["text"] == text[: text.index(last_word)]
 

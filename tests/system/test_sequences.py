@@ -116,6 +116,7 @@ def test_prefill_stands_once_and_stop_strings_end_each_sequence_for_itself(demo:
     stop = next(char for char in plain[0].strip() if any(char not in text for text in plain[1:]))
     answer = ask(demo, n=3, stop_sequences=[stop], decoder_input_details=True)
     cut = [answer, *answer["details"]["best_of_sequences"]]
+
     assert sorted(cut_answer["generated_text"] for cut_answer in cut) == sorted(
         text.split(stop)[0] for text in plain
     )
@@ -152,6 +153,7 @@ def test_many_wide_requests_at_once_are_answered_as_alone(demo: Server) -> None:
     assert [[text for text, _ in answer] for answer in answers] == [
         [text for text, _ in alone[seed]] for seed in seeds
     ]
+
     wait_until(demo.is_idle, "every sequence is over")
 
 

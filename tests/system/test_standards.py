@@ -189,6 +189,7 @@ def test_a_route_in_custom_attributes_goes_past_the_handler_as_in_aws_s_image(
 def test_the_state_s_client_asks_any_route_of_the_server(server: Server) -> None:
     asked = {"prompt": "ab", "max_tokens": 2, "stream": True}
     answer = server.post({"act": "client", "path": "/v1/completions", "json": asked})
+
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.body.count(b"data: {") >= 2 and answer.body.endswith(b"data: [DONE]")
 
@@ -284,7 +285,9 @@ def test_requests_run_side_by_side_and_a_client_that_leaves_ends_its_own(server:
 def test_code_that_dies_is_told_by_ping_and_starts_again(server: Server) -> None:
     os.kill(server.pid("lmi-code"), signal.SIGKILL)
     wait_until(lambda: server.ping() == 503, "ping tells it")
+
     assert server.post({"prompt": "ab"}).status == 503
+
     wait_until(lambda: server.ping() == 200, "it is back")
     wait_until(lambda: server.post({"prompt": "ab"}).status == 200, "it answers")
 

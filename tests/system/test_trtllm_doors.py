@@ -147,10 +147,13 @@ def test_a_greedy_prompt_has_the_same_text_at_every_api_and_a_stream_joins_to_it
 def test_a_chat_streams_the_text_that_it_answers_whole_at_both_of_its_paths(server: Server) -> None:
     body = {"messages": [USER], "max_tokens": 25, "temperature": 0}
     whole = ask(server, CHAT, body)["choices"][0]["message"]["content"]
+
     assert whole and ask(server, LMI, body)["choices"][0]["message"]["content"] == whole
+
     for path, beginning in ((CHAT, "data: "), (LMI, "")):
         lines = server.post({**body, "stream": True}, path).body.decode().splitlines()
         records = [json.loads(line.removeprefix(beginning)) for line in lines if line.endswith("}")]
+
         assert (
             "".join(record["choices"][0]["delta"].get("content") or "" for record in records)
             == whole
@@ -202,11 +205,15 @@ def test_each_api_says_that_the_limit_ended_an_answer(server: Server) -> None:
 def test_each_api_says_that_the_model_ended_an_answer(server: Server) -> None:
     """After the last letter of a structure only the end token is allowed."""
     answer = lmi(server, guided_regex="yes", details=True)
+
     assert (answer["generated_text"], answer["details"]["finish_reason"]) == ("yes", "eos_token")
+
     answer = tgi(server, grammar={"type": "regex", "value": "yes"}, details=True)
     assert (answer["generated_text"], answer["details"]["finish_reason"]) == ("yes", "eos_token")
+
     guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "yes"}
     answer = triton(server, return_finish_reason=True, **guide)
+
     assert (answer["text_output"], answer["finish_reason"]) == ("yes", "stop")
     assert completion(server, guided_regex="yes")["choices"][0]["finish_reason"] == "stop"
     assert chat(server, guided_regex="yes")["finish_reason"] == "stop"
@@ -246,6 +253,7 @@ def test_a_stop_token_ends_an_answer_and_is_its_last_token(server: Server) -> No
     ids = [token["id"] for token in lmi(server, details=True)["details"]["tokens"]]
     at = next(at for at in range(5, len(ids)) if ids.index(ids[at]) == at)
     details = lmi(server, details=True, stop_token_ids=[ids[at]])["details"]
+
     assert [token["id"] for token in details["tokens"]] == ids[: at + 1]
     assert details["finish_reason"] == "stop_sequence"
 
@@ -357,11 +365,14 @@ def test_several_sequences_have_the_texts_of_their_seeds(server: Server) -> None
         sequence_answer["generated_text"]
         for sequence_answer in answer["details"]["best_of_sequences"]
     ]
+
     assert sorted([answer["generated_text"], *other_texts]) == sorted(alone) and len({*alone}) == 3
+
     choices = completion(server, n=3, seed=7, temperature=1)["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2] and len(
         {choice["text"] for choice in choices}
     ) == 3
+
     answer = tgi(server, do_sample=True, best_of=2, details=True)
     assert len(answer["details"]["best_of_sequences"]) == 1
 
@@ -375,7 +386,9 @@ def test_a_beam_search_answers_its_beams_at_every_api_that_has_one(search: Serve
             for sequence_answer in answer["details"]["best_of_sequences"]
         ),
     ]
+
     assert len({*beams}) == WIDTH and text(search, num_beams=WIDTH, n=2) == beams[0]
+
     choices = completion(search, use_beam_search=True, n=2, best_of=WIDTH)["choices"]
     assert [choice["text"] for choice in choices] == beams[:2]
     assert triton(search, beam_width=WIDTH)["text_output"] == beams

@@ -427,7 +427,9 @@ def test_code_that_cannot_be_used_stops_the_start_with_its_message(
     command = [sys.executable, "-P", "-m", "lmi", "serve", str(folder), "--port", "0"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+
     assert done.returncode == 4
+
     last = json.loads(done.stderr.splitlines()[-1])
     assert last["cause"] == "model_unusable"
     assert said in last["message"] and str(folder / "model.py") in last["message"]

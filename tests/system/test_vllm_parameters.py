@@ -221,6 +221,7 @@ def goes_on(wide: Server) -> None:
     ended = ask(wide, **LONG, seed=seed)
     longer = ask(wide, **LONG, seed=seed, ignore_eos_token=True)
     num = len(ids(ended))
+
     assert ids(ended)[-1] == END_ID and ids(longer)[:num] == ids(ended)
     assert len(ids(longer)) == 400 > num and longer["details"]["finish_reason"] == "length"
 
@@ -255,6 +256,7 @@ def test_a_rule_that_vllm_lacks_beside_beams_is_refused_by_its_name(wide: Server
 def searches(wide: Server) -> None:
     answer = ask(wide, **DETAILS, num_beams=3)
     other_sequences = answer["details"]["best_of_sequences"]
+
     assert (
         len(
             {
@@ -264,6 +266,7 @@ def searches(wide: Server) -> None:
         )
         == 3
     )
+
     assert (
         ask(wide, **DETAILS, num_beams=3, n=2)["details"]["best_of_sequences"]
         == other_sequences[:1]

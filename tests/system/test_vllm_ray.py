@@ -129,6 +129,7 @@ def test_a_rank_that_cannot_load_the_model_gives_the_cause(
 
 def test_the_ranks_of_two_nodes_answer_as_one_does(server: Server, nodes: list[Node]) -> None:
     assert [len(node.pids(RANK)) for node in nodes] == [1, 1]
+
     answer = server.post(SHORT)
     with serve(tiny_model("llama_long"), *SETTINGS) as ray_server:
         assert ray_server.post(SHORT).lines == answer.lines and answer.status == 200

@@ -89,6 +89,7 @@ def hurt(
         ends = [end_of(stream) for stream in streams]
 
     assert all("engine" in last["error"] and last["code"] == 503 for last in ends), ends
+
     wait_until(lambda: not pids_of(before) & set(server.pids()), "none of its processes is left")
     wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
 

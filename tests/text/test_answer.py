@@ -52,6 +52,7 @@ def test_the_pieces_are_the_text_up_to_the_stop_string(
     answer_text = answer(byte_level, stop_sequences=[stop])
     tokens = read(answer_text, byte_level.encode(text), size, LENGTH)
     whole = byte_level.decode(byte_level.encode(text), skip_special_tokens=True)
+
     assert text_of(tokens) == whole.partition(stop)[0]
     assert (answer_text.stop_string is not None) == (stop in whole)
 
@@ -90,6 +91,7 @@ def test_an_included_stop_string_is_shown(byte_level: Tokenizer) -> None:
 def test_the_end_token_is_the_last_token_without_text(byte_level: Tokenizer, skip: bool) -> None:
     ids = [*byte_level.encode("done"), END]
     tokens = answer(byte_level, skip_special_tokens=skip).feed(ids, finish_reason=END_ID)
+
     assert (tokens[-1].id, tokens[-1].text, tokens[-1].is_special) == (END, "", True)
     assert text_of(tokens) == "done"
 
@@ -141,6 +143,7 @@ def test_a_stop_token_has_no_text_unless_it_is_included(
     stop = byte_level.encode("b")[0]
     text = answer(byte_level, stop_token_ids=[stop], include_stop_str_in_output=is_included)
     tokens = text.feed([first]) + text.feed([stop], finish_reason=STOP_WORDS)
+
     assert (text_of(tokens), tokens[-1].is_special) == (expected, False)
 
 
@@ -150,7 +153,9 @@ def test_text_held_back_stands_in_the_last_token(
 ) -> None:
     text = answer(byte_level, stop_sequences=["STOP"])
     half = byte_level.encode("👀")[0]
+
     assert text_of(text.feed(byte_level.encode("one STO"))) == "one "
+
     tokens = text.feed([half, END], finish_reason=reason)
     assert (tokens[0].text, tokens[-1].text) == ("", "STO\ufffd")
 

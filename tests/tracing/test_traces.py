@@ -208,6 +208,7 @@ def test_of_an_answer_that_a_stop_string_ends_only_the_decoding_is_known(
     collector: Collector, lmi: Host
 ) -> None:
     assert complete(lmi, "run hello", stop=["ll"]) == 200
+
     [answer] = collector.below(collector.span("POST /v1/completions"))
     assert values(answer)["gen_ai.response.finish_reasons"] == ["stop"]
     assert [phase.name for phase in collector.below(answer)] == ["decode"]

@@ -44,11 +44,13 @@ class Place:
             f"--state={self.state}",
             *words,
         ]
+
         clean = {
             name: text
             for name, text in os.environ.items()
             if not name.startswith(("PIP_", "HF_", "DJL_"))
         }
+
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "lmi.user_code.requirements", *paths, "--log-format=json"],
             env={
@@ -127,6 +129,7 @@ def test_words_for_pip_take_the_place_of_the_file(place: Place, tmp_path: Path) 
     write_index(place.index, write_wheel(tmp_path / "wheels", "two"))
     (place.model / "more.txt").write_text("two\n")
     code, lines = place.run("--with-words", STANDARD_PIP_ARGS="-r 'more.txt' --no-deps")
+
     assert (code, place.version_of("two"), place.version_of("one")) == (0, "1.0", "")
     assert "STANDARD_PIP_ARGS: installed in" in lines[-1]
 

@@ -97,6 +97,7 @@ def test_the_finished_answer_has_details_and_the_prompt_where_they_are_asked_for
 def test_a_stream_gives_the_formatter_each_step_and_its_clients_lines(serve: Serve) -> None:
     response, body = ask(serve("response"), "run ab", stream=True)
     assert response.getheader("content-type") == "application/jsonlines" and body.endswith(b"\n")
+
     lines = [json.loads(line) for line in body.splitlines()]
     assert [line["choices"][0]["text"] for line in lines] == ["[a]", "[b]", "[a]"]
     assert [line["choices"][0]["finish_reason"] for line in lines] == [None, None, "length"]
@@ -117,6 +118,7 @@ def test_formatters_of_any_name_get_the_object_with_choices(
     source = "from djl_python.output_formatter import output_formatter\n@output_formatter\n"
     server = serve(f"{source}def write({parameter}):\n    {write.replace('%s', name)}\n")
     answer = json.loads(ask(server, "say ab")[1])
+
     assert answer == {"text": "ab"} or (answer["extra"], answer["choices"][0]["text"]) == (1, "ab")
 
 
@@ -148,6 +150,7 @@ def test_the_output_formatter_finds_the_object_that_the_input_formatter_made(ser
 def test_what_a_request_does_not_ask_for_is_not_there(serve: Serve) -> None:
     _, body = serve("own_fields", {"greeting": "hello"}).post({"question": "say ab"})
     told_fields = json.loads(body)
+
     assert (told_fields["prompt"], told_fields["top"], told_fields["stop_reason"]) == ([], [], None)
     assert told_fields["ids"] == list(b"say ab"), "these are always"
 
@@ -267,9 +270,11 @@ def write(response):
 def test_a_formatter_that_looks_for_the_text_in_an_engines_response_finds_it(serve: Serve) -> None:
     server = serve("completion")
     answer = json.loads(server.post({"inputPrompt": "run ab"})[1])
+
     assert (
         answer["choices"][0]["text"] == "ABAB" and answer["choices"][0]["finish_reason"] == "length"
     )
+
     lines = server.post({"inputPrompt": "run ab", "stream": True})[1].splitlines()
     assert [json.loads(line)["choices"][0]["text"] for line in lines] == ["A", "B", "A", "B"]
 
@@ -362,7 +367,9 @@ def write(response):
 def test_a_formatter_that_is_ready_for_any_shape_of_response_adds_its_field(serve: Serve) -> None:
     server = serve("any_shape")
     answer = json.loads(ask(server, "run ab")[1])
+
     assert (answer["tenant"], answer["generated_text"]) == ("blue", "aba")
+
     lines = [json.loads(line) for line in ask(server, "run ab", stream=True)[1].splitlines()]
     assert [(line["tenant"], line["choices"][0]["text"]) for line in lines] == [
         ("blue", text) for text in "aba"

@@ -219,6 +219,7 @@ def test_parts_have_their_names_files_too() -> None:
         + part(b'{"a": 1}', "content-disposition: form-data; name=json")
         + b"--cut--"
     )
+
     assert read_parts(body, "Multipart/Form-Data; charset=utf-8; boundary=cut") == [
         ("größe", b"\r\n\x00"),
         ("json", b'{"a": 1}'),

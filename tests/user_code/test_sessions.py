@@ -31,14 +31,18 @@ def test_what_one_process_keeps_another_finds(tmp_path: Path) -> None:
 def test_an_array_is_kept_as_it_is_written(tmp_path: Path) -> None:
     session = manager(tmp_path).create_session()
     array = session.get_as_numpy("state", shape=(10, 5, 5), create=True)
+
     assert array.sum() == 0 and array.dtype == "float32"
+
     array.fill(1)
     session_found = manager(tmp_path).get_session(session.session_id)
+
     assert (
         session_found is not None
         and session_found.get_as_numpy("state", shape=(10, 5, 5)).sum() == 250
     )
     assert session.get_as_numpy("row", shape=4, dtype="int64", create=True).shape == (4,)
+
     with pytest.raises(FileNotFoundError):
         session.get_as_numpy("never", shape=(1,))
 

@@ -257,6 +257,7 @@ def test_a_script_that_cannot_be_imported_keeps_the_app_from_loading(
 def test_without_a_script_all_is_the_server_s(code: Code) -> None:
     doors = code.load()
     assert (doors.routes, doors.takes_all) == ([], False)
+
     for method, path in (("GET", "/ping"), ("POST", "/invocations"), ("DELETE", "/adapters/a")):
         reply = code.ask(method, path, {"a": 1} if method == "POST" else None)
         assert reply.json == {"source": "server"}
@@ -471,6 +472,7 @@ def test_the_adapter_of_the_header_is_appended_to_the_model(code: Code) -> None:
     code.write(ADAPTERS)
     code.load()
     header = {"X-Amzn-SageMaker-Adapter-Identifier": "legal"}
+
     assert code.ask("POST", "/invocations", {"model": "m"}, header).json == {"model": "m:legal"}
     assert code.ask("POST", "/invocations", {}, header).json == {"model": "legal"}
     assert code.ask("POST", "/invocations", {"model": "m"}).json == {"model": "m"}
@@ -629,6 +631,7 @@ def test_a_generate_grows_as_the_events_come_however_they_are_cut(engine: Code, 
 def test_the_other_kinds_of_outputs_have_what_is_new_or_come_once(engine: Code) -> None:
     delta = engine.ask("POST", "/invocations", {"prompt": "a", "kind": "DELTA"})
     final = engine.ask("POST", "/invocations", {"prompt": "a", "kind": "FINAL_ONLY"})
+
     assert delta.json["texts"] == [["Pa"], ["ris"], [""]]
     assert final.json["texts"] == [["Paris"]]
 
@@ -654,11 +657,13 @@ def test_a_refusal_and_an_error_inside_a_stream_have_their_status_and_words(engi
     error = {"error": {"message": "the queue is full", "code": 503}}
     engine.answers["/v1/completions"] = [EVENTS[0], b"data: " + json.dumps(error).encode() + b"\n"]
     failed = engine.ask("POST", "/invocations", {"prompt": "a"})
+
     assert (failed.status, failed.json) == (503, {"detail": "the queue is full"})
 
     engine.status_of_server = 429
     engine.answers["/v1/completions"] = [json.dumps(error).encode()]
     refused = engine.ask("POST", "/invocations", {"prompt": "a"})
+
     assert (refused.status, refused.json) == (429, {"detail": "the queue is full"})
 
 

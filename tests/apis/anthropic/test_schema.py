@@ -339,6 +339,7 @@ def test_tokens_are_counted_of_a_conversation_without_a_limit_whoever_spoke_last
 def test_long_texts_of_results_are_no_reason_to_refuse_a_body_but_many_values_are() -> None:
     long = RESULT | {"content": [{"type": "text", "text": "x" * MAX_VALUES_BYTES}]}
     assert chat(messages=[{"role": "user", "content": [long]}], system="y" * MAX_VALUES_BYTES)
+
     many = CALL | {"input": {"a": [0] * (MAX_VALUES_BYTES // 2)}}
     with pytest.raises(MalformedRequest, match="all but the texts"):
         parse(messages=[USER, {"role": "assistant", "content": [many]}, USER])
@@ -351,6 +352,7 @@ def test_a_call_s_arguments_can_be_written_however_deep_the_model_nests_them(
     formatter = ANTHROPIC.formatter(parse(tools=[TOOL], tool_choice={"type": "tool", "name": "f"}))
     arguments = '{"a": ' * num_levels + "{}" + "}" * num_levels
     [body] = formatter.feed(Delta([Token(5, arguments)], AnswerEnd.EOS_TOKEN))
+
     assert arguments.replace(" ", "").encode() in body.replace(b" ", b"").replace(b'\\"', b'"')
 
 

@@ -202,6 +202,7 @@ def test_other_apis_keep_their_own_defaults(name: str, body: dict[str, Any]) -> 
     api = APIS[name]
     data = json.dumps(body).encode()
     with_defaults, without = (api.parse(api.read(data, None, model)) for model in (MODEL, PLAIN))
+
     assert (with_defaults.requests, with_defaults.format) == (without.requests, without.format)
 
 

@@ -233,6 +233,7 @@ def test_an_adapter_is_a_name_or_a_list_of_one() -> None:
         assert (parsed.request, parsed.ignored) == (_request({}), ())
 
     assert _request({}, adapters="fr").adapter == _request({}, adapters=["fr"]).adapter == "fr"
+
     for wrong in (5, {}, [], ["a", "b"], [5], True):
         with pytest.raises(InvalidParameter, match="^adapters must be a string or a list of one"):
             _request({}, adapters=wrong)
@@ -311,6 +312,7 @@ def test_a_stop_list_may_come_under_either_name_and_is_bounded_together() -> Non
 def test_nulls_are_as_if_left_out() -> None:
     nulls = dict.fromkeys([*lmi.PARAMETERS, "grammar"])
     parsed = _parse({"inputs": "hi", "parameters": nulls, "adapters": None, "watermark": None})
+
     assert (parsed.request, parsed.ignored) == (_request({}), ())
     assert _parse({"inputs": "hi", "parameters": None, "stream": None}).request == _request({})
 
@@ -407,6 +409,7 @@ def test_the_request_s_formatter_beats_the_configured_one_which_beats_stream(
     model = ModelConfig(path="demo", name="demo", output_formatter=configured, tgi_compat=tgi)
     body = {"inputs": "hi", "parameters": {"output_formatter": own}, "stream": stream}
     parsed = _parse(body, model)
+
     assert (parsed.format.output_format, parsed.format.tgi_compat) == (result, tgi)
     assert parsed.request.is_streaming is (result is not J)
 

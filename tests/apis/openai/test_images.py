@@ -33,10 +33,12 @@ def chat(*parts: object, role: str = "user") -> Chat:
     )
     parsed = chat_schema.parse(message)
     request_chat = parsed.request.chat
+
     assert request_chat is not None
     assert parsed.format.field_names == {
         f"images[{n}]": image.place for n, image in enumerate(request_chat.images)
     }
+
     return request_chat
 
 

@@ -458,6 +458,7 @@ def test_where_the_text_is_cut_makes_no_difference(parser: str, data: Any) -> No
     pieces = data.draw(st.lists(st.sampled_from([*PIECES, *MARKS, '"arguments"', "{}", "\n"])))
     answer = "".join(pieces)
     whole = read(PARSERS[parser], [answer])
+
     assert read(PARSERS[parser], pieces) == whole == read(PARSERS[parser], list(answer))
 
 

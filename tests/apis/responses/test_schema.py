@@ -116,6 +116,7 @@ def test_tools_of_openai_s_own_servers_are_left_out_of_prompt_and_answer() -> No
     assert parsed.request == parse(tools=[TOOL]).request
     assert parsed.ignored == ("tools[0]: no effect, functions are the only tools",)
     assert [tool["name"] for tool in parsed.format.state.settings["tools"]] == ["f"]
+
     with pytest.raises(InvalidRequest, match="tool_choice must be given together with tools"):
         parse(tools=[{"type": "web_search"}], tool_choice="required")
 

@@ -103,10 +103,12 @@ def test_a_sampling_parameter_alone_asks_for_sampling(
 def test_a_seed_is_drawn_where_the_details_of_a_sampled_answer_tell_it() -> None:
     sampled = {"do_sample": True, "details": True}
     seeds = {_request(**sampled).sampling.seed for _ in range(8)}
+
     assert len(seeds) == 8 and None not in seeds
     assert _request(**sampled, best_of=2).sampling.seed is not None
     assert _request(**sampled, seed=-1).sampling.seed not in (None, -1)
     assert _request(**sampled, seed=7).sampling.seed == 7
+
     for parameters in ({"details": True}, {"do_sample": True}, {**sampled, "temperature": 0}):
         assert _request(**parameters).sampling.seed is None
 

@@ -106,9 +106,12 @@ WRONG: dict[str, list[Any]] = {
 
 def test_the_tables_of_this_file_hold_every_input() -> None:
     assert {name for name in inputs.MEANINGS if field_of(name) not in EVERYWHERE} <= set(WRONG)
+
     handled_fields = {"text_input", "guided_decoding_guide_type", "guided_decoding_guide"}
     handled_fields |= {"beam_width", "use_beam_search", "early_stopping"}
+
     assert set(GIVEN) | handled_fields == set(inputs.MEANINGS)
+
     names = [*inputs.INPUTS, *inputs.REFUSED, *inputs.WITHOUT_EFFECT, inputs.PACKED]
     assert len(names) == len(set(names))
 
@@ -342,6 +345,7 @@ def test_a_beam_search_is_asked_for_in_the_words_of_either_backend(
 ) -> None:
     parsed = _parse(fields | {"length_penalty": 0.5, "early_stopping": True, "temperature": 0.7})
     search = SamplingConfig(width, num_return_sequences=num, length_penalty=0.5, early_stopping=1)
+
     assert (parsed.request.sampling, parsed.format.num_answers) == (search, num)
     assert parsed.ignored == ("input 'temperature': no effect in beam search",)
 
@@ -369,6 +373,7 @@ def test_a_guide_reaches_the_engine() -> None:
         fields = {"guided_decoding_guide_type": kind} | (
             {} if guide is None else {"guided_decoding_guide": [guide]}
         )
+
         assert _request(fields).guided_decoding == result
 
 
@@ -385,6 +390,7 @@ def test_what_litellm_and_the_load_generators_send_is_understood() -> None:
         "top_p": 1.0,
         "stream": True,
     }
+
     ensemble = {
         "max_tokens": 9,
         "bad_words": "",

@@ -48,6 +48,7 @@ def chat() -> dict:
             **arguments, stream=True, stream_options={"include_usage": True}
         )
     )
+
     return {
         "whole": whole.choices[0].message.content,
         "finish_reason": whole.choices[0].finish_reason,

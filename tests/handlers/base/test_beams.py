@@ -70,6 +70,7 @@ def random_request(random: random.Random) -> Request:
         tuple(random.choices(range(VOCAB_SIZE), k=random.randint(1, 2)))
         for _ in range(random.randint(0, 2))
     ]
+
     return Request(
         input_token_ids=tuple(random.choices(range(VOCAB_SIZE), k=random.randint(1, 6))),
         max_tokens=random.randint(1, 24),
@@ -167,6 +168,7 @@ def test_early_stopping_ends_the_search_with_the_last_hypothesis(
     sequence.advance([row(t9=-3.0, t3=-1.0, t4=-2.0)])
     sequence.advance([row(t9=-0.4, t3=-0.1), row(t9=-0.1, t4=-0.9)])
     sequence.advance([row(t9=-0.4, t3=-0.1), row(t9=-9.0, t4=-9.0)])
+
     assert sequence.is_finished == is_over
 
 
@@ -178,6 +180,7 @@ def test_a_search_ends_when_nothing_can_become_better() -> None:
         sequence = started(2, early_stopping=early_stopping, max_tokens=50)
         sequence.advance([row(t9=-1.0, t3=-1.1, t4=-1.2)])
         sequence.advance([row(t9=-0.1, t3=-2.9), row(t3=-2.9)])
+
         assert sequence.is_finished == is_over
 
 
@@ -185,7 +188,9 @@ def test_a_result_has_the_best_beams_with_log_probs_of_the_model() -> None:
     sequence = started(3, num_beams=2, max_tokens=2)
     sequence.advance([row(t3=-1.0, t4=-2.0, t5=-4.0)], [[TokenLogProb(3, -0.5)]])
     tops = [[TokenLogProb(token_id, -0.1)] for token_id in (6, 7, 8)]
+
     assert sequence.advance([row(t6=-9.0), row(t7=-2.0, t9=-0.2), row(t8=-1.0)], tops) == []
+
     result = result_of(sequence)
     assert result.output_token_ids == [[4, 9], [4, 7]]
     assert result.finish_reasons == [FinishReason.END_ID, FinishReason.LENGTH]
@@ -197,9 +202,12 @@ def test_a_result_has_the_best_beams_with_log_probs_of_the_model() -> None:
 def test_a_streamed_result_restates_whole_beams() -> None:
     sequence = started(2, num_beams=2, streaming=True)
     sequence.advance([row(t3=-1.0, t4=-2.0)])
+
     assert result_of(sequence).output_token_ids == [[3], [4]]
+
     sequence.advance([row(t3=-4.0), row(t5=-0.5, t6=-0.6)])
     result = result_of(sequence)
+
     assert result.output_token_ids == [[4, 5], [4, 6]]
     assert result.finish_reasons == [FinishReason.NOT_FINISHED] * 2 and not result.is_final
 

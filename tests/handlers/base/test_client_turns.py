@@ -131,6 +131,7 @@ def test_a_client_has_its_turn_when_it_has_had_the_least_whatever_the_number_of_
     costly = [bench.add(HOG, f"costly {number}", price=100) for number in range(2)]
     cheap = [bench.add(LIGHT, f"cheap {number}", price=1) for number in range(6)]
     order = bench.order(hog_future, *costly, *cheap)
+
     assert order[1:] == ["costly 0", *(f"cheap {number}" for number in range(6)), "costly 1"]
 
 
@@ -141,6 +142,7 @@ def test_of_one_client_a_cheap_piece_goes_before_costly_ones_that_have_not_waite
     hog_future = bench.add(HOG, "first", price=100)
     costly = [bench.add(HOG, f"costly {number}", price=100) for number in range(2)]
     cheap = bench.add(HOG, "cheap", price=1)
+
     assert bench.order(hog_future, *costly, cheap)[1:] == ["cheap", "costly 0", "costly 1"]
 
 

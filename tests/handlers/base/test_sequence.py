@@ -67,6 +67,7 @@ def test_a_restart_keeps_every_token_and_computes_all_of_them_again() -> None:
     tracked.append(5)
     tracked.num_computed = 3
     tracked.restart()
+
     assert (tracked.slot, tracked.num_computed, tracked.num_prefill, tracked.token_ids) == (
         None,
         0,

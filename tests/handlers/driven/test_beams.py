@@ -252,6 +252,7 @@ def test_a_result_has_the_log_probs_that_it_was_asked_for(executor: Executor) ->
 def test_each_response_of_a_stream_restates_all_beams(executor: Executor) -> None:
     request_id = executor.enqueue_request(ask(streaming=True))
     results = [response.get_result() for response in finish(executor, request_id)]
+
     assert [len(result.output_token_ids[0]) for result in results] == list(range(1, 9))
     assert [result.is_final for result in results] == [False] * 7 + [True]
     assert results[-1].output_token_ids == [beam.token_ids for beam in beams_of(ask())]

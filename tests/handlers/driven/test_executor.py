@@ -58,6 +58,7 @@ def test_what_the_engine_gives_up_ends_with_its_words_and_the_rest_goes_on(
 ) -> None:
     bad, good = executor.enqueue_requests([ask(1, FAULT), ask(1, 2)])
     ended = finals(executor, [bad, good])
+
     assert ended[bad].error_msg == "Foreign gave the request up: a fault"
     assert ended[good].result is not None and ended[good].result.output_token_ids == [[1, 2, 1]]
 

@@ -101,6 +101,7 @@ def test_the_answer_has_as_many_beams_as_are_asked_for_with_their_log_probs(
 ) -> None:
     [response] = run(executor, ask(sampling_config=SamplingConfig(WIDTH, num_return_sequences=1)))
     result = response.get_result()
+
     assert (result.output_token_ids, result.log_probs) == ([[6, 7, 9]], [[-2.0, -0.1, -0.3]])
     assert result.cum_log_probs == pytest.approx([-2.4])
 

@@ -232,6 +232,7 @@ def test_a_text_fits_where_the_definition_of_the_grammar_says_so() -> None:
             for follower in followers:
                 copy = follower.deep_copy()
                 is_read = copy.try_consume_tokens([ids[letter] for letter in text]) == len(text)
+
                 assert (is_read and copy.is_accepting()) == fits, (seed, text, larks)
 
 

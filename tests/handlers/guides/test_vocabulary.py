@@ -48,4 +48,5 @@ def test_a_decoder_that_llguidance_does_not_know_says_whether_texts_are_words(
     described = {"decoder": decoder, "added_tokens": [{"id": 0, "special": True}]}
     config = GuidedDecodingConfig(["<end>", "\u2581a", "<0x0A>"], json.dumps(described), [0])
     tokenizer = new_tokenizer(config, 3)
+
     assert [tokenizer.decode_bytes([token_id]) for token_id in (1, 2)] == written

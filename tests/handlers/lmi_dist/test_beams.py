@@ -284,6 +284,7 @@ def test_the_prompt_is_computed_once_and_its_full_blocks_are_shared() -> None:
 
     assert [len(plan.chunks) for plan in runner.plans] == [1] + [4] * 7
     assert len(runner.plans[0].prefills[0].token_ids) == 40
+
     for plan in runner.plans[1:]:
         tables = [chunk.table for chunk in plan.decodes]
         # The full blocks of the prompt
@@ -541,9 +542,11 @@ def test_a_prompt_whose_logits_are_no_numbers_fails_and_harms_nobody() -> None:
     with Executor(SharingRunner(poison=poison), EngineConfig()) as executor:
         bad, good = executor.enqueue_requests([beams(4, 1, 49), beams(4, 1, 2)])
         got = collect(executor, 2)
+
         assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
 
     assert "not numbers" in got[bad][-1].error_msg
+
     check_alone(got[good][-1].get_result(), beams(4, 1, 2), SharingRunner(poison=poison))
 
 
@@ -591,6 +594,7 @@ def test_prompt_log_probs_and_alternatives_come_with_beams() -> None:
 
     assert answer.prompt_log_probs is not None and len(answer.prompt_log_probs) == 20
     assert answer.top_log_probs is not None and answer.log_probs is not None
+
     for tops, log_probs in zip(answer.top_log_probs, answer.log_probs, strict=True):
         assert [len(top) for top in tops] == [3] * 8 and len(log_probs) == 8
         assert all(

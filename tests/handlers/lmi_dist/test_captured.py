@@ -590,16 +590,20 @@ def test_each_beam_has_the_rows_of_its_own_tokens(kind: type[FakeRunner], stream
 def check_beams(runner: FakeRunner, request: Request, answer: list[Result]) -> None:
     prompt = list(request.input_token_ids)
     logits = np.stack([runner.logits(prompt[: end + 1]) for end in range(len(prompt))])
+
     assert [result.context_logits is not None for result in answer] == [True] + [False] * (
         len(answer) - 1
     )
+
     np.testing.assert_array_equal(array(answer[0].context_logits), logits)
     for result in (answer[0], answer[-1]):
         beams = result.output_token_ids
         most = max(map(len, result.output_token_ids))
         states = array((result.additional_outputs or {})["generation_state"])
         logits = array(result.generation_logits)
+
         assert states.shape == (len(beams), most, 1) and logits.shape == (len(beams), most, 50)
+
         for place, beam in enumerate(beams):
             prefixes = [[*prompt, *beam[:end]] for end in range(len(beam))]
             expected = np.stack([runner.logits(prefix) for prefix in prefixes])
@@ -607,4 +611,5 @@ def check_beams(runner: FakeRunner, request: Request, answer: list[Result]) -> N
             np.testing.assert_array_equal(
                 states[place, : len(beam), 0], [runner.share(prefix) for prefix in prefixes]
             )
+
             assert not states[place, len(beam) :].any() and not logits[place, len(beam) :].any()

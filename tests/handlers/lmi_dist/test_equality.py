@@ -57,6 +57,7 @@ def staggered(num: int, choice: random.Random, max_prompt: int, max_tokens: int)
         SamplingConfig(seed=3, top_k=50, repetition_penalty=1.1),
         SamplingConfig(seed=4, min_p=0.02, presence_penalty=0.5),
     ]
+
     return [
         Request(
             input_token_ids=tuple(

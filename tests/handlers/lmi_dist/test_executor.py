@@ -56,6 +56,7 @@ def mixed_requests(
         SamplingConfig(seed=5, top_k=10, frequency_penalty=0.3),
         SamplingConfig(seed=6, typical_p=0.9, min_tokens=4),
     ]
+
     return [
         ask(
             *choice.choices(range(50), k=choice.randint(1, max_prompt)),
@@ -206,10 +207,12 @@ def alone_by_sequence(request: Request, runner: FakeRunner | None = None) -> lis
         None if seed is None else seed + index
         for index in range(request.sampling_config.num_return_sequences)
     ]
+
     lone = [
         alone(with_sampling(request, seed=sequence_seed, num_return_sequences=1), runner)
         for sequence_seed in seeds
     ]
+
     return [
         (*sequence_seed[:2], None if index else sequence_seed[2], sequence_seed[3])
         for index, sequence_seed in enumerate(lone)

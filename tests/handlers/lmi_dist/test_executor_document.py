@@ -86,6 +86,7 @@ def test_one_sequence_streams_its_tokens_and_its_flags_are_alike() -> None:
             executor.enqueue_request(Request([1, 2, 3], 4, streaming))
             [responses] = collect(executor, 1).values()
             results = [response.get_result() for response in responses]
+
             assert [result.is_final for result in results] == [False] * (num_responses - 1) + [True]
             assert all(result.is_final == result.is_sequence_final for result in results)
             assert sum(len(result.output_token_ids[0]) for result in results) == 4

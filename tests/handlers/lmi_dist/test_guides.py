@@ -545,7 +545,9 @@ def test_guides_are_kept_up_to_a_number_and_a_size() -> None:
     # Now it was used last
     cache.move_to_end(guides[0])
     cache.put(guides[3], InvalidRequest("wrong"))
+
     assert list(cache) == [guides[2], guides[0], guides[3]]
+
     cache.put(GuidedDecodingParams(GuideType.REGEX, "x" * 90), InvalidRequest("wrong"))
     assert len(cache) == 1 and cache.num_chars == 90
 
@@ -696,6 +698,7 @@ def test_an_engine_starts_without_llguidance_and_says_so() -> None:
         "    assert executor.await_responses(i)[0].result is not None\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
     assert ended.stdout.strip() == "llguidance is not installed"
 
 
@@ -708,6 +711,7 @@ def test_the_config_of_a_folder_is_what_the_recipe_finds(folder: str) -> None:
     tokenizer_str = tokenizer.backend_tokenizer.to_str()
     stop_token_ids = [tokenizer.eos_token_id]
     tokenizer_config = read_config(path)
+
     assert (tokenizer_config.encoded_vocab, tokenizer_config.stop_token_ids) == (
         encoded_vocab,
         stop_token_ids,

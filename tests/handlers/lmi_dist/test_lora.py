@@ -298,11 +298,13 @@ def test_what_a_site_joins_lies_on_a_diagonal_with_the_scale_in_it(tmp_path: Pat
     folder = configure(write_adapter(tmp_path / "adapter", seed=1), alpha_pattern={"v_proj": 2})
     tensors = load_file(folder / "adapter_model.safetensors")
     qkv, *further_targets = read(folder)[:4]
+
     assert further_targets == [None] * 3
 
     (q_down, q_up), (v_down, v_up) = (
         [tensors[f"{STEM}.{module}.lora_{part}.weight"] for part in "AB"] for module in OUT_FEATURES
     )
+
     assert torch.equal(qkv.down, torch.cat((q_down, v_down)))
 
     expected = torch.zeros(128 + 2 * 64, 2 * RANK)

@@ -124,6 +124,7 @@ def test_answers_are_token_by_token_those_of_the_merged_model(case: tuple[Path, 
 def test_torch_gives_the_logits_of_the_merged_model(case: tuple[Path, Path]) -> None:
     model, adapter = case
     runner = load_runner(model, CONFIG, num_slots=2, max_length=200)
+
     assert runner.adapters is not None
 
     runner.adapters.model.put_adapter(5, runner.adapters.read(str(adapter)))

@@ -365,6 +365,7 @@ def test_the_cache_takes_what_the_model_leaves(monkeypatch: pytest.MonkeyPatch) 
         ).num_cache_tokens
         == 3200
     )
+
     assert (
         choose_limits(
             EngineConfig(), 4096, 16, token_bytes=100, room_bytes=1 << 40

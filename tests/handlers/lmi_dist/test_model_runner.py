@@ -144,6 +144,7 @@ def test_stale_slots_and_holes_between_slots_change_nothing() -> None:
     forward(runner, Plan([], [Chunk(9, 0, prompt[:70], 0)]))
     together = forward(runner, Plan([Chunk(2, 50, [8]), Chunk(5, 90, [7]), Chunk(9, 70, [9])], []))
     torch.testing.assert_close(together[1], alone[0], **CLOSE)
+
     assert torch.isfinite(together).all()
 
 
@@ -167,10 +168,13 @@ def test_logits_come_in_the_order_of_the_chunks_and_only_where_wanted() -> None:
 def test_bfloat16_stays_close_to_float32() -> None:
     prompt = random_players(VOCAB_SIZE, [150], 1)[0].prompt
     exact, rough = (build("llama", 2, 200, dtype=dtype) for dtype in ("fp32", "bf16"))
+
     assert (exact.dtype, rough.dtype) == ("float32", "bfloat16")
+
     expected, actual = (
         forward(runner, Plan([], [Chunk(0, 0, prompt, 150)])) for runner in (exact, rough)
     )
+
     assert float((expected - actual).norm() / expected.norm()) < 0.1
 
 

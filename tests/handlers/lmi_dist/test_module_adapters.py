@@ -59,6 +59,7 @@ def test_an_adapter_changes_its_rows_of_a_layer_and_of_the_head() -> None:
     adapters = ModuleAdapters(linears, lambda: step)
     low = LowRank(torch.randn(2, 4), torch.randn(6, 2))
     adapters.put_adapter(7, (low, low))
+
     assert low.up is not None
 
     for x, rows, old, new in (
@@ -67,4 +68,5 @@ def test_an_adapter_changes_its_rows_of_a_layer_and_of_the_head() -> None:
     ):
         expected = old.clone()
         expected[0, rows] += x[0, rows] @ low.down.t() @ low.up.t()
+
         assert torch.allclose(new, expected, atol=1e-5)

@@ -206,6 +206,7 @@ def test_blocks_are_copied_before_the_step() -> None:
     pairs = zip(table_of(0, 150)[:3], table_of(1, 150)[:3], strict=True)
     copies = [BlockCopy(source, target) for source, target in pairs]
     logits = forward(runner, Plan([Chunk(1, 149, IDS[149:], 1, table_of(1, 150))], [], copies))
+
     assert torch.equal(logits[0], expected)
 
 
@@ -220,12 +221,15 @@ def test_a_step_without_wanted_logits_gives_none() -> None:
 def test_logits_come_in_the_order_of_the_chunks_and_only_where_wanted() -> None:
     runner = load_native(tiny_model("llama"), max_length=200)
     everywhere = logits_of(runner, IDS[:20])
+
     assert everywhere.shape == (20, VOCAB_SIZE) and everywhere.dtype == torch.float32
+
     forward(runner, Plan([], [Chunk(1, 0, IDS[:12], 0, table_of(1, 64))]))
     chunks = [Chunk(1, 12, [IDS[12]], 1, table_of(1, 64)), Chunk(2, 0, IDS[:9], 3, table_of(2, 64))]
     mixed = forward(
         runner, Plan(chunks[:1], [*chunks[1:], Chunk(3, 0, IDS[:4], 0, table_of(3, 64))])
     )
+
     assert torch.equal(mixed, everywhere[[12, 6, 7, 8]])
 
 

@@ -484,6 +484,7 @@ def test_a_post_processor_gets_all_beams_of_a_search_at_once() -> None:
         expected = torch.stack(
             [torch.from_numpy(runner.logits([1, 2, 3, *beam])) for beam in token_ids]
         )
+
         assert torch.equal(logits, expected[None])
 
 

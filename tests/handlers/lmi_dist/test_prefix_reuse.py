@@ -135,24 +135,30 @@ class Engine:
         tables = [holding.table for holding in self.cache._holdings]
         num_holders = Counter(block for table in tables for block in table)
         num_holders.update(source for source, _ in cache._copies.values())
+
         assert [num_holders[block] for block in range(cache.num_blocks)] == cache._num_references
         assert all(len(table) == len(set(table)) for table in tables)
+
         unused = {*cache._new_blocks, *cache._empty_blocks}
         assert len(unused) == len(cache._new_blocks) + len(cache._empty_blocks)
+
         idle = cache._idle_blocks._idle
         assert not num_holders.keys() & unused and not num_holders.keys() & idle.keys()
         assert len(num_holders) + len(unused | idle.keys()) == cache.num_blocks
         assert cache.num_free_blocks >= 0
         assert set(cache._tree._places) <= num_holders.keys() | idle.keys()
+
         leaves = {block for block in idle if not cache._tree.has_children(block)}
         assert leaves == {block for block, holding in idle.items() if holding.is_evictable}
         assert batch.sequences or not (self.scheduler.running or self.scheduler.waiting), (
             "nothing is done"
         )
+
         copied = [holding for followers in batch.followers.values() for holding in followers]
         assert len({*batch.sequences, *copied}) == len(batch.sequences) + len(copied), (
             "someone draws twice"
         )
+
         for chunk in batch.plan.chunks:
             assert len(chunk.table) * SIZE >= chunk.end
 
@@ -310,6 +316,7 @@ def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
     engine = Engine(max_prefill_tokens=100)
     group = [engine.add((*PROMPT[:150], number))[0] for number in range(6)]
     batches = engine.run()
+
     assert num_computed(batches)[:3] == [100, 51, 5]
     assert [member.num_cached_tokens for member in group] == [0] + [144] * 5
     assert sum(batch.num_reused_tokens for batch in batches) == 150 * 5
@@ -422,11 +429,14 @@ def test_the_sequences_of_a_request_share_the_blocks_of_its_prompt(
     engine = Engine(num_blocks=12, reuses_prefixes=reuses_prefixes)
     group = engine.add(PROMPT[:length], num_sequences=4, max_tokens=3)
     batch = engine.step()
+
     assert num_computed([batch]) == [length] and batch.followers == {group[0]: group[1:]}
+
     batch = engine.step()
     assert len({tuple(chunk.table[:4]) for chunk in batch.plan.decodes}) == 1
     assert len({chunk.table[4] for chunk in batch.plan.decodes}) == 4
     assert len(batch.plan.copies) == (3 if length % SIZE else 0)
+
     engine.run()
     assert len({tuple(member.token_ids) for member in group}) == 1
 

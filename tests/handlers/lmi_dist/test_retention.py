@@ -220,8 +220,10 @@ class WatchedCache(KvCache):
             if not self._num_references[block] and not self._tree.has_children(block)
         }
         block = super()._evict()
+
         assert self._num_references[block] == 0, "somebody uses it"
         assert ranks[block] == min(ranks.values())
+
         self.said.pop(block, None)
         del self.idle_since[block]
         self.num_evictions += 1

@@ -85,6 +85,7 @@ def test_rotations_are_exact_sines_and_cosines_rounded_once() -> None:
     table = Rotary(frequencies).rotations(4096)
     angles = torch.arange(4096).float()[:, None] * torch.tensor(frequencies)
     exact = torch.stack((angles.double().cos(), angles.double().sin()), dim=1).float()
+
     assert table.dtype == np.float32 and table.shape == (4096, 2, 64)
     assert np.mean(table != exact.numpy()) < 1e-6
     assert np.abs(table - torch.stack((angles.cos(), angles.sin()), dim=1).numpy()).max() < 1.2e-7

@@ -31,7 +31,9 @@ def test_tensors_of_every_dtype_are_those_that_were_written(tmp_path: Path) -> N
     tensors |= {"scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4)}
     save_file(tensors, tmp_path / "file.safetensors", metadata={"format": "pt"})
     file = SafetensorsFile(tmp_path / "file.safetensors")
+
     assert set(file) == tensors.keys() and len(file) == len(tensors)
+
     for name, tensor in tensors.items():
         assert file[name].shape == tuple(tensor.shape)
         assert np.array_equal(file[name], to_array(tensor)), name

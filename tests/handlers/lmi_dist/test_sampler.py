@@ -202,6 +202,7 @@ def test_frequencies_follow_the_distribution(config: SamplingConfig) -> None:
             *[sequence(seeded_config) for seeded_config in seeded],
         )
     )
+
     for token_id, share in enumerate(expected):
         deviation = math.sqrt(share * (1 - share) * num_draws)
         assert abs(counts[token_id] - share * num_draws) <= 4.5 * deviation
@@ -336,6 +337,7 @@ def test_penalties_together_follow_one_another() -> None:
     config = SamplingConfig(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=1.0)
     logits = np.array([[4.0, -4.0, 1.0]], np.float32)
     edited = edit(logits, sequence(config, (0,), (1,)))
+
     assert edited.tolist() == [[2.0, -10.0, 1.0]]
 
 
@@ -546,6 +548,7 @@ def test_a_poisoned_row_yields_nothing_and_its_neighbours_are_unharmed(
     expected = drawn(Sampler(VOCABS[1]), logits, *healthy)
     logits[1, 40] = poison
     draws = Sampler(VOCABS[1]).sample(logits, [0, 1, 2], healthy)
+
     assert draws == [expected[0], None, expected[2]]
 
 
@@ -566,6 +569,7 @@ def test_tokens_of_probability_zero_are_never_drawn() -> None:
     logits[0, ::7] = 0.0
     sequences = [sequence(SamplingConfig(seed=seed)) for seed in range(3000)]
     draws = drawn(Sampler(1000), logits.repeat(3000, 0), *sequences)
+
     assert {draw.token_id % 7 for draw in draws} == {0}
 
 
@@ -573,6 +577,7 @@ def test_uniform_numbers_depend_on_seed_and_position_alone_and_fill_the_range() 
     draws = [uniform(seed, position) for seed in range(100) for position in range(100)]
     assert len(set(draws)) > 9990 and all(0 <= draw < 1 for draw in draws)
     assert draws == [uniform(seed, position) for seed in range(100) for position in range(100)]
+
     for tenth in range(10):
         assert 900 < sum(tenth / 10 <= draw < (tenth + 1) / 10 for draw in draws) < 1100
 

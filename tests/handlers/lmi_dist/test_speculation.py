@@ -55,6 +55,7 @@ def answers(
 def joined(responses: list[Response]) -> list[object]:
     results = [result.result for result in responses if result.result is not None]
     assert len(results) == len(responses), responses[-1].error_msg
+
     parts: dict[int, list[object]] = {}
     for result in results:
         ids, log_probs, top, _ = parts.setdefault(result.sequence_index, [[], [], [], None])
@@ -74,6 +75,7 @@ def test_any_request_has_the_answer_that_it_has_without_drafts(
     plain = LoopingRunner()
     drafting = LoopingRunner()
     expected = answers(plain, requests, config(None, max_kv_cache_tokens))
+
     assert answers(drafting, requests, config("ngram", max_kv_cache_tokens)) == expected
     assert any(len(chunk.token_ids) > 1 for plan in drafting.plans for chunk in plan.decodes)
     assert all(len(chunk.token_ids) == 1 for plan in plain.plans for chunk in plan.decodes)

@@ -146,6 +146,7 @@ def test_guides_are_on_unless_there_is_no_tokenizer_for_them(
 ) -> None:
     without = arguments.llm_arguments(config({"skip_tokenizer_init": "true"}), str(folder), line)
     assert without["skip_tokenizer_init"] is True and "guided_decoding_backend" not in without
+
     with_one = arguments.llm_arguments(config({"skip_tokenizer_init": "false"}), str(folder), line)
     assert with_one["guided_decoding_backend"] == "xgrammar"
 
@@ -224,6 +225,7 @@ def test_a_text_becomes_what_the_field_is(
     llm_arguments = arguments.llm_arguments(config({name: text}), str(folder), line)
     argument, _, field = target.partition(".")
     argument_value = getattr(llm_arguments[argument], field) if field else llm_arguments[argument]
+
     assert argument_value == value and isinstance(argument_value, type(value))
 
 

@@ -37,6 +37,7 @@ def test_an_answer_has_the_best_beams_first_with_parallel_log_probs(executor: An
         len(answer.output_token_ids) == WIDTH
         and len({tuple(ids) for ids in answer.output_token_ids}) == WIDTH
     )
+
     assert (
         [len(ids) for ids in answer.output_token_ids]
         == [len(values) for values in answer.log_probs]

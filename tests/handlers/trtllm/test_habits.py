@@ -59,7 +59,9 @@ def answers(executor: Executor, output: OutputConfig) -> list[Answer]:
 def _joined(parts: list[Result]) -> Answer:
     tokens = [token for part in parts for token in part.output_token_ids[0]]
     log_probs = [value for part in parts if part.log_probs for value in part.log_probs[0]]
+
     assert not log_probs or len(tokens) == len(log_probs)
+
     return tokens, log_probs, parts[-1].finish_reasons
 
 

@@ -110,6 +110,7 @@ def test_an_answer_with_several_tokens_carries_a_row_for_each(outputs: Any) -> N
     sequence = sequence_of(OutputConfig(return_generation_logits=True))
     [first_step] = step(outputs, sequence, Answer(outputs=[Output(rows(10, 2))]), 5, 6)
     [two] = step(outputs, sequence, Answer(outputs=[Output(rows(10, 4))]), 7)
+
     assert numbers(first_step.generation_logits) == [[[10, 10], [11, 11]]]
     # Rows behind the last token are nobody's
     assert numbers(two.generation_logits) == [[[12, 12]]]
@@ -129,6 +130,7 @@ def test_rows_of_which_nobody_knows_the_tokens_end_the_request_too(outputs: Any)
     sequence = sequence_of(OutputConfig(return_generation_logits=True), max_tokens=8)
     step(outputs, sequence, Answer(outputs=[Output(rows(10, 3))]), 5, 6, 7)
     outputs.note_rows(sequence, outputs.rows_of(Answer(outputs=[Output(rows(12, 2))])), 1)
+
     assert sequence.error is not None
 
 
@@ -156,4 +158,5 @@ def test_an_end_without_a_token_needs_no_row(outputs: Any) -> None:
     step(outputs, sequence, Answer(outputs=[Output(rows(10, 1))]), 5)
     outputs.note_rows(sequence, outputs.rows_of(Answer()), 0)
     feed(sequence, SequenceOutput("1.0", [], end=FinishReason.END_ID))
+
     assert sequence.error is None

@@ -184,6 +184,7 @@ def test_log_probs_are_those_of_their_tokens_in_every_form(reader: Reader, form:
 def test_tokens_wait_for_their_log_probs(reader: Reader) -> None:
     reader.read([4, 5], logprobs=[-4.0])
     assert (reader.ids, reader.sequence.log_probs) == ([4], [-4.0])
+
     reader.read([4, 5, 6], logprobs=[-4.0, -5.0, -6.0], finished=True, finish_reason="length")
     assert (reader.ids, reader.sequence.log_probs) == ([4, 5, 6], [-4.0, -5.0, -6.0])
 
@@ -237,6 +238,7 @@ def test_log_probs_of_the_prompt_are_those_of_the_next_token_of_each(reader: Rea
     ]
     reader.read([4], prompt_logprobs=entries)
     reader.read([4, 5], prompt_logprobs=entries)
+
     assert [prompt_entry.log_prob for prompt_entry in reader.sequence.prompt_log_probs] == [
         None,
         -2.0,
@@ -271,6 +273,7 @@ def test_a_long_prompt_has_the_log_probs_of_all_its_tokens(line: str) -> None:
     )
     rows = logits[:-1].log_softmax(-1)
     expected = [float(row[token_id]) for row, token_id in zip(rows, token_ids[1:], strict=True)]
+
     assert [ids[0] for ids in log_probs_of_logits.token_ids] == token_ids[1:]
     assert [values[0] for values in log_probs_of_logits.values] == pytest.approx(expected)
 

@@ -245,6 +245,7 @@ def test_ranges_keep_their_bounds_and_durations_become_timedeltas(sampling: Any)
         )
         for range_config in retention.token_range_retention_configs
     ]
+
     assert ranges_made == [(0, 8, 90, timedelta(seconds=1.5)), (8, None, 10, None)]
     assert (retention.decode_retention_priority, retention.decode_duration_ms) == (
         70,

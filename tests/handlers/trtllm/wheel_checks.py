@@ -186,6 +186,7 @@ def greedy_tokens_are_those_of_transformers(executor: Executor, model: Path) -> 
 def a_streamed_answer_is_the_whole_one(executor: Executor, model: Path) -> None:
     whole = tokens(executor, max_tokens=200)
     parts = results(executor, ask(max_tokens=200, streaming=True))
+
     assert len(parts) > 1, "all tokens came at once"
     assert [token for part in parts for token in part.output_token_ids[0]] == whole
     assert [part.is_final for part in parts] == [False] * (len(parts) - 1) + [True]
@@ -194,8 +195,10 @@ def a_streamed_answer_is_the_whole_one(executor: Executor, model: Path) -> None:
 def the_end_token_and_the_limit_end_an_answer(executor: Executor, model: Path) -> None:
     [last] = results(executor, ask(max_tokens=6))
     assert last.finish_reasons == [FinishReason.LENGTH] and len(last.output_token_ids[0]) == 6
+
     token_ids = last.output_token_ids[0]
     [ended] = results(executor, ask(max_tokens=6, end_id=token_ids[-1]))
+
     assert ended.finish_reasons == [FinishReason.END_ID]
     assert ended.output_token_ids[0] == token_ids[: token_ids.index(token_ids[-1]) + 1]
 
@@ -203,6 +206,7 @@ def the_end_token_and_the_limit_end_an_answer(executor: Executor, model: Path) -
 def a_stop_word_of_two_tokens_ends_an_answer(executor: Executor, model: Path) -> None:
     token_ids = tokens(executor, max_tokens=12)
     [stopped] = results(executor, ask(max_tokens=12, stop_words=(tuple(token_ids[4:6]),)))
+
     assert stopped.finish_reasons == [FinishReason.STOP_WORDS]
     assert stopped.output_token_ids[0][-2:] == token_ids[4:6]
 
@@ -224,8 +228,10 @@ def a_cancelled_request_ends_and_the_next_one_is_answered(executor: Executor, mo
 def a_request_for_two_sequences_has_two_different_answers(executor: Executor, model: Path) -> None:
     sampling = SamplingConfig(temperature=2.0, num_return_sequences=2)
     parts = results(executor, ask(max_tokens=32, sampling_config=sampling))
+
     assert sorted(part.sequence_index for part in parts) == [0, 1]
     assert [part.is_final for part in parts] == [False, True]
+
     first, second = (part.output_token_ids[0] for part in parts)
     assert len(first) == len(second) == 32 and first != second
 
@@ -234,10 +240,12 @@ def an_answer_follows_a_json_schema(executor: Executor, model: Path) -> None:
     assert GuideType.JSON_SCHEMA in executor.capabilities.guided_decoding, (
         executor.capabilities.why_no_guides
     )
+
     guide = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps(SCHEMA))
     [answer] = results(executor, ask(max_tokens=200, end_id=END_ID, guided_decoding_params=guide))
     text = tokenizer_of(model).decode(answer.output_token_ids[0], skip_special_tokens=True)
     value = json.loads(text)
+
     assert (
         value.keys() == {"sure", "answer"}
         and value["answer"] in ("yes", "no")

@@ -53,6 +53,7 @@ def start(
         kv_events_config=kv_events_config,
         options=options,
     )
+
     with warnings.catch_warnings():
         # What vLLM's start warns of
         warnings.simplefilter("ignore")

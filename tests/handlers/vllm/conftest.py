@@ -38,6 +38,7 @@ def folder(tmp_path: Path) -> Path:
         "num_key_value_heads": 2,
         "num_hidden_layers": 4,
     }
+
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

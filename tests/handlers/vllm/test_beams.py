@@ -119,6 +119,7 @@ def test_beams_beside_sampled_and_greedy_requests_change_nobody(engine: Executor
     sampled = ask(max_tokens=40, sampling_config=SamplingConfig(temperature=1.0, seed=5))
     ids = engine.enqueue_requests([sampled, search(3), sampled, ask(), sampled])
     ended = finals(engine, ids)
+
     assert ended[ids[1]].get_result().output_token_ids == alone[0]
     assert ended[ids[3]].get_result().output_token_ids == [alone[1]]
 
@@ -195,6 +196,7 @@ def test_a_search_whose_beams_do_not_fit_into_the_cache_together_goes_on(engine:
 def test_a_search_fills_the_context_to_its_end(engine: Executor) -> None:
     prompt = (11,) * (CONTEXT_LENGTH - 3)
     got = found(engine, search(2, prompt, max_tokens=100))
+
     assert [len(beam) for beam in got.output_token_ids] == [3, 3]
     assert got.finish_reasons == [FinishReason.LENGTH] * 2
 

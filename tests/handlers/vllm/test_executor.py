@@ -49,10 +49,13 @@ def test_an_urgent_request_overtakes_those_that_wait_for_the_one_free_place(
 ) -> None:
     long = [ask(max_tokens=115)] * (MAX_NUM_SEQUENCES - 1)
     *busy, before = engine.enqueue_requests([*long, ask(max_tokens=100, streaming=True)])
+
     assert engine.await_responses(before, TIMEOUT_S), "all places are taken"
+
     short = [ask(max_tokens=2, priority=priority) for priority in (0.5, 0.5, 0.0, 0.51)]
     *waiting, least, urgent = engine.enqueue_requests(short)
     ended = list(finals(engine, [*busy, before, *waiting, least, urgent]))
+
     assert [request_id for request_id in ended if request_id not in busy] == [
         before,
         urgent,

@@ -182,6 +182,7 @@ def test_a_priority_of_vllm_s_api_reaches_vllm_unchanged(rank: int) -> None:
     model = ModelConfig(path="demo", name="demo")
     body = json.dumps({"prompt": "a", "priority": rank}).encode()
     parsed_request = openai.parse(openai.read(body, None, model)).request
+
     assert priority(ask(priority=parsed_request.priority)) == rank
     assert priority(ask(priority=parsed_request.priority, is_express=True)) <= -(2**19)
 
@@ -277,7 +278,9 @@ def ranks_and_masses(engine: Executor, **choice: Any) -> Iterator[tuple[int, flo
     config = SamplingConfig(seed=11, **choice)
     output = OutputConfig(return_log_probs=True, num_top_log_probs=NUM_TOP)
     sampled = result(engine, sampling_config=config, output_config=output, max_tokens=60)
+
     assert sampled.top_log_probs is not None and sampled.log_probs is not None
+
     for token_id, log_prob, top in zip(
         sampled.output_token_ids[0], sampled.log_probs[0], sampled.top_log_probs[0], strict=True
     ):
@@ -423,6 +426,7 @@ def test_a_guided_answer_has_the_structure_and_ends_by_itself(
             (token_id, 8.0) for token_id in range(320) if words([token_id]) in ('"', "}")
         ),
     )
+
     assert guided.finish_reasons == [FinishReason.END_ID]
     assert is_satisfied(words(guided.output_token_ids[0])), words(guided.output_token_ids[0])
 

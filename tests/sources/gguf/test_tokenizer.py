@@ -53,6 +53,7 @@ def test_every_rule_for_words_is_one_that_needs_no_process_of_its_own(pre: str) 
 def test_a_folder_has_the_end_ids_the_templates_and_the_advice_of_its_file(tmp_path: Path) -> None:
     folder = opened(tmp_path, {})
     end_ids = [len(LETTERS) + 1, len(LETTERS) + 2]
+
     assert json.loads((folder / "generation_config.json").read_text()) == {
         "temperature": 0.5,
         "top_k": 7,
@@ -68,6 +69,7 @@ def test_a_folder_has_the_end_ids_the_templates_and_the_advice_of_its_file(tmp_p
 def test_control_tokens_are_special_and_what_users_defined_is_found_as_text(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(opened(tmp_path, {}))
     first, tool, merged = len(LETTERS) + 1, len(LETTERS) + 3, len(LETTERS)
+
     assert tokenizer.encode("ab<tool>") == [first, merged, tool]
     assert tokenizer.eos_ids == (first, first + 1)
     assert first in tokenizer.special_ids and tool not in tokenizer.special_ids
@@ -149,6 +151,7 @@ def test_the_best_score_is_joined_first(tmp_path: Path) -> None:
         },
     )
     tokenizer = Tokenizer.load(folder)
+
     assert [tokens[index] for index in tokenizer.encode("abcd")] == [
         *("<s>", "▁", "ab", "c", "<0x64>"),
     ]

@@ -143,6 +143,7 @@ class Executor(DrivenExecutor[Work]):
             lora=config.options.get("enable_lora") == "true",
             adapter_pins=True,
         )
+
         info = EngineInfo(
             name="foreign",
             vocab_size=1 << 20,

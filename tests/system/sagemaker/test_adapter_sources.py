@@ -347,6 +347,7 @@ def test_secure_mode_looks_at_what_was_fetched(hub: HubServer, tmp_path: Path) -
         "SAGEMAKER_SECURE_MODE": "true",
         "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_CHAT_TEMPLATE",
     }
+
     with serving(
         tmp_path / "model", {**secured, "HF_ENDPOINT": hub.url}, frontend_workers=1
     ) as server:

@@ -63,6 +63,7 @@ def server(folder: Path, engine: str) -> Iterator[Server]:
         "option.dtype=fp32",
         "option.max_kv_cache_tokens=8192",
     )
+
     lora = (
         "option.enable_lora=true",
         f"option.max_loras={MAX_LORAS}",
@@ -88,7 +89,9 @@ def token_ids(server: Server, adapter: str | None) -> list[int]:
     parameters = {"max_new_tokens": NUM_TOKENS, "details": True}
     headers = {} if adapter is None else {HEADER: adapter}
     answer = server.post({"inputs": PROMPT, "parameters": parameters}, headers=headers)
+
     assert answer.status == 200, answer.body
+
     return [token["id"] for token in json.loads(answer.body)["details"]["tokens"]]
 
 
@@ -162,6 +165,7 @@ def test_every_api_takes_an_adapter_by_its_name(server: Server) -> None:
                 {"text_input": PROMPT, "max_tokens": NUM_TOKENS, "lora_name": name},
             ),
         }
+
         assert len(messages) == 1
 
 
@@ -240,11 +244,14 @@ def test_a_stream_that_runs_with_an_adapter_goes_on_when_it_is_unregistered(serv
 
 def test_every_adapter_is_there_again_when_the_engine_was_killed(server: Server) -> None:
     assert register(server, "third", "more/third", pin=True)[0] == 200
+
     before = [token_ids(server, name) for name in (None, "third", *STATIC)]
     os.kill(engine := server.pid("lmi-engine-0"), signal.SIGKILL)
     wait_until(lambda: server.pids("lmi-engine-0") not in ([], [engine]), "there is a new engine")
     wait_until(lambda: server.ping() == 200, "it is ready", 120.0)
+
     assert [token_ids(server, name) for name in (None, "third", *STATIC)] == before
+
     description = {"name": "third", "src": "more/third", "preload": True, "pin": True}
     assert call(server, "GET", "/adapters/third") == (200, description)
     assert call(server, "DELETE", "/adapters/third")[0] == 200

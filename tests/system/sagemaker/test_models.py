@@ -566,6 +566,7 @@ def test_a_static_adapter_that_cannot_be_loaded_refuses_its_model(server: Severa
     url = server.model("adapted", "option.enable_lora=true", "retry_threshold=1", engine="foreign")
     write_adapter(Path(url) / "adapters" / "wide", 1, r=1000)
     refused = server.load("adapted", url)
+
     assert refused.status == 400 and "wide" in error_of(refused) and server.ping() == 200
 
 

@@ -91,6 +91,7 @@ def test_plain_text_is_a_prompt_even_if_it_looks_like_json(server: Server) -> No
     for text in ("abc", '{"prompt": "x"}', '{"messages": []}', '{"requestType": "CLOSE"}'):
         answer = server.post(text.encode(), headers={"Content-Type": "text/plain; charset=utf-8"})
         repeated = json.loads(answer.body)["generated_text"]
+
         assert answer.status == 200 and (text * 30).startswith(repeated)
 
 
@@ -284,6 +285,7 @@ def test_a_stream_is_ascii_where_that_is_asked_for(formatting: Server) -> None:
     body = {"inputs": text, "parameters": {"max_new_tokens": len(text.encode())}, "stream": True}
     body["parameters"] |= {"output_formatter": "jsonlines"}  # type: ignore[operator]
     answer = formatting.post(body)
+
     assert answer.body.isascii() and answer.lines[-1]["generated_text"] == text
     assert not formatting.post(body | {"parameters": {"output_formatter": "json"}}).body.isascii()
 

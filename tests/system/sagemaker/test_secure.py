@@ -111,7 +111,9 @@ def test_a_model_is_searched_after_it_was_fetched(tmp_path: Path) -> None:
             **environ(tmp_path, control, channels=""),
             **fetched,
         }
+
         with launch(Path("someone/model"), variables) as server:
             assert server.wait(60) == 5
+
             message = server.last_words()["message"]
             assert "/snapshots/" in message and f"/{name}: refused by {control}" in message

@@ -191,6 +191,7 @@ def stateful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_the_files_of_user_code_are_there_for_each_of_its_processes(stateful: Server) -> None:
     created = stateful.post({"action": "create"})
     session = created.headers[SESSION]
+
     assert Path(json.loads(created.body)["path"]).parents[3] == Path(stateful.environ["TMPDIR"])
 
     answers = [json.loads(ask(stateful, session, {"action": "regular"}).body) for _ in range(4)]

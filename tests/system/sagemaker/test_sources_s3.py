@@ -352,6 +352,7 @@ def shows_progress(fetch: Fetch, url: str) -> None:
     wait_until(lambda: fetch.progress().num_files == 2, "two of three files are there")
     wait_until(lambda: fetch.progress().num_bytes > 1 << 19, "bytes are counted")
     wait_until(lambda: fetch.progress().source == url, "it is named")
+
     assert 0 < fetch.progress().share < 1
 
 
@@ -444,6 +445,7 @@ def test_a_hostile_archive_is_refused_by_the_name_of_its_member(
 ) -> None:
     url = bucket.put_archive("fox.tar", archive(model_files() | {path: b"x"}, "w", *more))
     failure = bucket.fetch(url).failure()
+
     assert (failure.exit_code, failure.label) == (5, "security_refused")
     assert url in failure.message and (more[0].name if more else path) in failure.message
     assert [

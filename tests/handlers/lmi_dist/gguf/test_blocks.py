@@ -20,6 +20,7 @@ def random_blocks(kind: TensorType, num_blocks: int) -> np.ndarray:
     else:
         has_two = kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
         blocks[:, : 4 if has_two else 2] = scales[:, : 4 if has_two else 2]
+
     return blocks
 
 

@@ -104,6 +104,7 @@ def test_every_library_that_this_cpu_can_run_gives_the_same_bits(name: str, form
     table = list(range(num_blocks_of(MAX_TOKENS)))
     kinds = exact_variants() if format == BF16 else variants()
     logits = [run_whole(model_of(program, format, kind=kind), ids, table) for kind in kinds]
+
     assert all(torch.equal(sequence_logits, logits[0]) for sequence_logits in logits)
 
 

@@ -55,8 +55,10 @@ def test_weights_lie_within_half_a_step_of_what_they_were(variant: str) -> None:
 
     # A range may be cut, where that leaves smaller errors
     assert (np.abs(errors) <= SLACK * steps + 1e-3 * np.abs(groups) + 1e-7).all()
+
     share = np.square(errors).sum() / np.square(plain_errors).sum()
     print(f"the squares of errors are {share:.3f} of those of plain rounding")
+
     assert share < 0.95
     assert np.abs(errors[::7, 3]).max() <= 1e-3 * 0.25
 
@@ -73,6 +75,7 @@ def test_the_same_numbers_in_bfloat16_are_rounded_to_the_same() -> None:
     bits = (random_weight().view(np.uint32) >> 16).astype(BFLOAT16)
     floats = (bits.astype(np.uint32) << 16).view(np.float32)
     in_bfloat16 = rows_of(kernels, bits)
+
     assert np.array_equal(in_bfloat16, rows_of(kernels, floats))
 
 

@@ -125,6 +125,7 @@ def test_products_are_those_of_the_numbers_in_the_blocks(
         ids = [(7 * i + num_rows) % NUM_IDS for i in range(num_rows)]
         inputs = table[ids].astype(np.float64)
         limit = (bound * np.abs(inputs) + rounding_of(inputs)) @ np.abs(numbers).T
+
         assert (np.abs(products(model, ids) - inputs @ numbers.T) <= limit).all()
 
 
@@ -167,6 +168,7 @@ def test_a_weight_may_have_rows_of_several_types(num_first: int) -> None:
     for variant in variants():
         kernels = library(variant)
         assert (kernels.pack_blocks(weights).format == F32) == (num_first == 50)
+
         model = model_of(kernels, table, weights)
         for ids in ([3], list(range(40))):
             apart = [products(model_of(kernels, table, [rows]), ids) for rows in weights]

@@ -82,6 +82,7 @@ def check(program: Program[Tensor], ids: list[int], limit: float = 1e-5, format:
     ids = [token % program.vocab_size for token in ids]
     exact = logits_of(program, ids)
     our_logits = run_whole(model_of(program, len(ids), format), ids, table_for(ids))
+
     assert our_logits.shape == exact.shape
     assert float((our_logits - exact).abs().max()) <= limit * (1 + float(exact.abs().max()))
 
@@ -121,6 +122,7 @@ def test_norms(
         norm,
         Gather(output, 2),
     ]
+
     # A few numbers that are nearly equal lose up to their size / sqrt(eps) in float32 when their
     # mean is subtracted.
     check(
@@ -165,6 +167,7 @@ def test_linears(
         activation,
         adds,
     )
+
     operations: list[Operation[Tensor]] = [
         Embed(0, normal(NUM_IDS, num_in) / num_in**0.5),
         Embed(1, normal(NUM_IDS, num_out)),

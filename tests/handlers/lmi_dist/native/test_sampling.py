@@ -176,12 +176,16 @@ def compare_best(got: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
     """Equal but for the order of scores that differ by their rounding only."""
     np.testing.assert_allclose(got["score"], expected["score"], rtol=1e-5, atol=2e-5)
     is_tie = (got["score"] == -np.inf) | (np.abs(got["score"] - expected["score"]) < 2e-5)
+
     assert ((got["token_id"] == expected["token_id"]) | is_tie).all()
+
     both, mine, theirs_at = np.intersect1d(
         got["token_id"], expected["token_id"], return_indices=True
     )
+
     # Of two that are equal but for rounding, one may be the last
     assert len(both) >= len(got) - 1
+
     for name in ("score", "log_prob"):
         np.testing.assert_allclose(got[name][mine], expected[name][theirs_at], rtol=1e-5, atol=2e-5)
 
@@ -221,6 +225,7 @@ def test_of_equal_tokens_the_first_is_the_best_and_all_stay_together() -> None:
     logits = np.repeat(rows([1, 3, 3, 0, 3, 2]), 200, axis=0)
     params = new_row_params(200, row=range(200), seed=range(200), temperature=1, top_k=2, num_top=4)
     answers = sample(Sampling(logits, params))
+
     assert set(answers.choices["token_id"].tolist()) == {1, 2, 4}
     assert answers.best["token_id"].reshape(200, 4).tolist() == [[1, 2, 4, 5]] * 200
     assert sample(Sampling(logits, new_row_params(1))).choices["token_id"].tolist() == [1]
@@ -232,6 +237,7 @@ def test_what_is_no_number_or_banned_is_said() -> None:
         params = new_row_params(4, row=range(4), temperature=temperature, num_banned=[0, 0, 0, 3])
         sampling = Sampling(logits, params, banned_ids=np.array([0, 1, 2], np.int32))
         expected = [NO_NUMBERS, NO_NUMBERS, ALL_BANNED, ALL_BANNED]
+
         assert sample(sampling).choices["status"].tolist() == expected
         assert sample_plainly(sampling).choices["status"].tolist() == expected
 

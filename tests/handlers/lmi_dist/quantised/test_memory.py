@@ -38,7 +38,9 @@ def packed_bytes(runner: NativeRunner) -> int:
 def estimate(folder: Path, config: EngineConfig) -> int:
     """Without cosines and sines."""
     facts = read_facts(str(folder))
+
     assert bytes_of_file(load(), config, facts.path) is None
+
     need = need_of(
         facts,
         config,
@@ -46,7 +48,9 @@ def estimate(folder: Path, config: EngineConfig) -> int:
         bytes_of_blocks=block_bytes(load(), config),
     )
     architecture = facts.architecture
+
     assert architecture is not None and architecture.rotaries[0] is not None
+
     num_rotated = len(architecture.rotaries[0].frequencies)
     return need.weights - facts.context_length * num_rotated * 8
 

@@ -57,6 +57,7 @@ def test_numbers_scales_and_zero_points_make_floats() -> None:
     for row, column in ((0, 0), (3, 31), (3, 32), (NUM_OUT - 1, NUM_IN - 1)):
         group = column // 32
         step = int(codes[row, column]) - int(weight.zero_points[row, group])
+
         assert floats[row, column] == np.float32(step) * weight.scales[row, group]
 
 
@@ -103,6 +104,7 @@ def test_zero_points_of_the_first_format_of_gptq_may_be_zero() -> None:
     }
     scheme = Scheme(Layout.GPTQ, num_bits=4, group_size=32)
     weight = QuantisedTensors(scheme, tensors, tensors.__getitem__)["linear.weight"]
+
     assert np.array_equal(weight.zero_points.T, zeros)
     assert np.array_equal(weight.floats()[:, 0], -zeros[0].astype(np.float32))
 

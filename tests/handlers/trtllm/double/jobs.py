@@ -362,6 +362,7 @@ class Job:
                 "first_scheduled_time": self.scheduled,
                 "first_token_time": self.first,
             }
+
             times = {
                 name: timedelta(seconds=seconds)
                 for name, seconds in names.items()
