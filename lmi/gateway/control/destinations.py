@@ -4,13 +4,18 @@ import re
 from contextlib import suppress
 
 from lmi.gateway.control.plane import Plane
-from lmi.gateway.control.resources import IN_SERVICE, UPDATING, EndpointResource
+from lmi.gateway.control.resources import (
+    IN_SERVICE,
+    UPDATING,
+    ComponentResource,
+    EndpointResource,
+)
 from lmi.gateway.control.service_model import Members
 from lmi.gateway.errors import ACCOUNT, AwsError
 from lmi.gateway.routing_target import Destination
 
 # botocore's model has the whole pattern.
-ARN = re.compile("[^:]+:[^:]+:sagemaker:(?P<region>[^:]+):(?P<account>[^:]+):.+")
+ARN = re.compile("[^:]+:[^:]+:sagemaker:(?P<region>[^:]+):(?P<account>[^:]+):[^/]+/(?P<name>.+)")
 ROUTABLE = "Routable"
 UNROUTABLE = "Unroutable"
 UNKNOWN = "Unknown"
@@ -23,11 +28,14 @@ def region_of(arn: str) -> str:
 
 def endpoint_of(plane: Plane, arn: str) -> EndpointResource | None:
     """Return the endpoint of an ARN, None if there is none here."""
-    for endpoint in plane.store.endpoints:
-        if endpoint.arn == arn:
-            return endpoint
+    endpoint = plane.store.endpoints.get(_match(arn)["name"])
+    return endpoint if endpoint is not None and endpoint.arn == arn else None
 
-    return None
+
+def component_of(plane: Plane, arn: str) -> ComponentResource | None:
+    """Return the inference component of an ARN, None if there is none here."""
+    component = plane.store.components.get(_match(arn)["name"])
+    return component if component is not None and component.arn == arn else None
 
 
 def is_asynchronous(endpoint: EndpointResource) -> bool:
@@ -48,15 +56,16 @@ def find(plane: Plane, arn: str, region: str, is_async: bool) -> Destination:
 
         return Destination(arn=arn, endpoint=endpoint.name, is_local=is_local, num_ready=num_ready)
 
-    for component in plane.store.components:
-        if component.arn == arn and not is_async:
-            return Destination(
-                arn=arn,
-                endpoint=component.members["EndpointName"],
-                component=component.name,
-                is_local=is_local,
-                num_ready=_num_copies(plane, component.members["EndpointName"], component.name),
-            )
+    component = component_of(plane, arn)
+    if component is not None and not is_async:
+        endpoint_name = component.members["EndpointName"]
+        return Destination(
+            arn=arn,
+            endpoint=endpoint_name,
+            component=component.name,
+            is_local=is_local,
+            num_ready=_num_copies(plane, endpoint_name, component.name),
+        )
 
     return Destination(arn=arn, is_local=is_local)
 
