@@ -2,11 +2,13 @@
 
 It serves load tests of everything before the engine, and tests of faults. It keeps the whole
 contract and ignores how a token should be chosen. Every log-prob is the same. Only what would
-forbid a token of the prompt, or needs logits, is refused. Its options are `echo_step_ms` (how long
-a step takes, 10), `echo_prompt_s` (how long it computes a prompt before the first token, 0),
-`echo_max_num_sequences` (64), and token ids that break it when a prompt holds them:
-`echo_fault_token` (the step raises), `echo_hang_token` (the step never ends), `echo_die_token` (the
-process exits).
+forbid a token of the prompt, or needs logits, is refused. Its options:
+
+- `echo_step_ms`: how long a step takes, 10.
+- `echo_prompt_s`: how long it computes a prompt before the first token, 0.
+- `echo_max_num_sequences`: 64.
+- `echo_fault_token`, `echo_hang_token`, `echo_die_token`: the id of a token with which a prompt
+  breaks it: the step raises, never ends, or the process exits.
 """
 
 import json
@@ -32,7 +34,8 @@ from lmi.settings.config import EngineConfig
 LOG_PROB = -1.0
 STEP_MS = 10.0
 MAX_NUM_SEQUENCES = 64
-VOCAB_SIZE = 1 << 20  # if no config.json names one
+# Where no config.json names them.
+VOCAB_SIZE = 1 << 20
 CONTEXT_LENGTH = 4096
 
 
@@ -58,12 +61,13 @@ class EchoExecutor(SteppedExecutor[TokenSequence]):
         options = config.options
         self._step_s = float(options.get("echo_step_ms", STEP_MS)) / 1000
         self._prompt_s = float(options.get("echo_prompt_s", 0.0))
-        self._begun_s: dict[
-            TokenSequence, float
-        ] = {}  # when each prompt that is computed was begun
+        # What happens in a step that takes in a prompt with a token, by its id.
         self._faults = {int(options[name]): act for name, act in FAULTS.items() if name in options}
+
         self._waiting: list[TokenSequence] = []
         self._running: list[TokenSequence] = []
+        # When each prompt was begun that is not computed whole.
+        self._begun_s: dict[TokenSequence, float] = {}
         self._info = _describe(config, Path(model_path) if model_path else None)
         self._start()
 
@@ -76,7 +80,8 @@ class EchoExecutor(SteppedExecutor[TokenSequence]):
         self._waiting.append(sequence)
 
     def _remove(self, sequence: TokenSequence) -> None:
-        (self._running if sequence in self._running else self._waiting).remove(sequence)
+        sequences = self._running if sequence in self._running else self._waiting
+        sequences.remove(sequence)
         self._begun_s.pop(sequence, None)
 
     @property
@@ -89,28 +94,36 @@ class EchoExecutor(SteppedExecutor[TokenSequence]):
 
     def _step(self) -> Step[TokenSequence]:
         """A step takes `echo_step_ms` for any number of sequences, as a small model's step does."""
-        started = time.perf_counter()
+        started_s = time.perf_counter()
+        admitted = self._admit(started_s)
+        for sequence in self._running:
+            if self._has_prompt(sequence, started_s):
+                _advance(sequence)
+
+        worked_s = time.perf_counter() - started_s
+        time.sleep(max(0.0, self._step_s - worked_s))
+
+        stats = IterationStats(
+            num_context_tokens=sum(sequence.num_prompt_tokens for sequence in admitted),
+            num_generation_tokens=len(self._running) - len(admitted),
+        )
+        return Step(list(self._running), stats)
+
+    def _admit(self, now: float) -> SequenceOf[TokenSequence]:
+        """Let as many sequences run as have room, and return them. A prompt may hold a fault."""
         num_free = self._info.max_num_sequences - len(self._running)
-        admitted, self._waiting = self._waiting[:num_free], self._waiting[num_free:]
+        admitted = self._waiting[:num_free]
+        self._waiting = self._waiting[num_free:]
         self._running += admitted
+
         for sequence in admitted:
             for token_id in self._faults.keys() & set(sequence.request.input_token_ids):
                 self._faults[token_id]()
 
             _note_prompt(sequence)
-            self._begun_s[sequence] = started
+            self._begun_s[sequence] = now
 
-        for sequence in self._running:
-            if self._has_prompt(sequence, started):
-                _advance(sequence)
-
-        time.sleep(max(0.0, self._step_s - (time.perf_counter() - started)))
-        num_context_tokens = sum(sequence.num_prompt_tokens for sequence in admitted)
-        num_others = len(self._running) - len(admitted)
-        stats = IterationStats(
-            num_context_tokens=num_context_tokens, num_generation_tokens=num_others
-        )
-        return Step(list(self._running), stats)
+        return admitted
 
     def _has_prompt(self, sequence: TokenSequence, now: float) -> bool:
         """Compute the part of a prompt that is due, and return whether it is all."""
@@ -118,10 +131,10 @@ class EchoExecutor(SteppedExecutor[TokenSequence]):
         if begun_s is None:
             return True
 
-        if now - begun_s < self._prompt_s:
-            sequence.num_computed = int(
-                sequence.num_prompt_tokens * (now - begun_s) / self._prompt_s
-            )
+        computed_s = now - begun_s
+        if computed_s < self._prompt_s:
+            share = computed_s / self._prompt_s
+            sequence.num_computed = int(sequence.num_prompt_tokens * share)
             return False
 
         del self._begun_s[sequence]
@@ -133,21 +146,25 @@ def _advance(sequence: TokenSequence) -> None:
     sequence.num_computed = sequence.num_tokens
     token_id = sequence.token_ids[-sequence.num_prompt_tokens]
     num_top = sequence.request.output_config.num_top_log_probs
-    sequence.append(token_id, LOG_PROB, _alternatives(token_id, num_top) if num_top else None)
+    top = _top_tokens(token_id, num_top) if num_top else None
+    sequence.append(token_id, LOG_PROB, top)
 
 
 def _note_prompt(sequence: TokenSequence) -> None:
-    if sequence.lacks_prompt_log_probs:
-        num_top = sequence.request.output_config.num_prompt_log_probs or 0
-        later = sequence.request.input_token_ids[1:]
-        later_log_probs = [
-            PromptLogProb(LOG_PROB, _alternatives(token_id, num_top)) for token_id in later
-        ]
-        sequence.prompt_log_probs = [PromptLogProb(None), *later_log_probs]
+    """Give a sequence the log-probs of its prompt, if they are wanted. The first token has none."""
+    if not sequence.lacks_prompt_log_probs:
+        return
+
+    num_top = sequence.request.output_config.num_prompt_log_probs or 0
+    log_probs = [PromptLogProb(None)]
+    for token_id in sequence.request.input_token_ids[1:]:
+        log_probs.append(PromptLogProb(LOG_PROB, _top_tokens(token_id, num_top)))
+
+    sequence.prompt_log_probs = log_probs
 
 
-def _alternatives(token_id: int, num_top: int) -> list[TokenLogProb]:
-    """The token and those before it, down to 0, and then those after it."""
+def _top_tokens(token_id: int, num_top: int) -> list[TokenLogProb]:
+    """Return the token and those before it, down to 0, and then those after it."""
     first = max(0, token_id - num_top + 1)
     below = range(token_id, first - 1, -1)
     above = range(token_id + 1, first + num_top)
@@ -166,19 +183,20 @@ FAULTS: dict[str, Callable[[], object]] = {
 
 
 def _describe(config: EngineConfig, folder: Path | None) -> EngineInfo:
+    """Return what the engine says of itself, with the facts of the model's config.json."""
     facts: dict[str, int] = {}
     if folder is not None and (folder / "config.json").is_file():
         facts = json.loads((folder / "config.json").read_bytes())
 
-    max_num_sequences = int(
-        config.options.get("echo_max_num_sequences", config.max_num_sequences or MAX_NUM_SEQUENCES)
+    context_length = facts.get("max_position_embeddings", CONTEXT_LENGTH)
+    max_num_sequences = config.options.get(
+        "echo_max_num_sequences", config.max_num_sequences or MAX_NUM_SEQUENCES
     )
     return EngineInfo(
         name="echo",
         vocab_size=facts.get("vocab_size", VOCAB_SIZE),
-        max_sequence_length=config.max_sequence_length
-        or facts.get("max_position_embeddings", CONTEXT_LENGTH),
-        max_num_sequences=max_num_sequences,
+        max_sequence_length=config.max_sequence_length or context_length,
+        max_num_sequences=int(max_num_sequences),
         capabilities=Capabilities(
             num_return_sequences=True,
             typical_p=True,
