@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from lmi.adapters.files import HEADER, OPTION, QUERY, is_enabled
 from lmi.adapters.registry import NotRegistered
-from lmi.apis.base.readers import Parsed
+from lmi.apis.base.body import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.capabilities import unknown_adapter
 from lmi.errors import UnknownModel, Unsupported, shorten

@@ -23,7 +23,8 @@ from lmi.adapters.registry import (
     NotRegistered,
     check_free,
 )
-from lmi.apis.base.readers import Reader, boolean, json_schema_of, read_object, refused, text
+from lmi.apis.base.body import read_object
+from lmi.apis.base.readers import Reader, boolean, json_schema_of, refused, text
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.description.operations import ApiDescription
 from lmi.description.schemas import (

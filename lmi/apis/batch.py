@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from orjson import dumps
 
 from lmi.apis.base.api import Api
+from lmi.apis.base.body import Message, Parsed, check_types, read_inputs
 from lmi.apis.base.errors import ErrorFields, ErrorRow, ErrorRules
 from lmi.apis.base.formatters import ApiFormatters, Formatter, WholeFormatter, text_of
 from lmi.apis.base.media_types import JSONLINES
 from lmi.apis.base.parameters import ONE_SEQUENCE_STREAMED
-from lmi.apis.base.readers import Message, Parsed, adapter, boolean, check_types, read_inputs
+from lmi.apis.base.readers import adapter, boolean
 from lmi.apis.lmi import schema as lmi
 from lmi.apis.lmi.api import INVALID_STATUS
 from lmi.errors import InvalidRequest, MalformedRequest, Unsupported, shorten

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from lmi.apis.base.readers import BodyOutline
+from lmi.apis.base.body import BodyOutline
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.apis.openai.schema import UNNAMED
 from lmi.apis.table import BY_FIELD

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.exceptions import HTTPException
 
-from lmi.apis.base.readers import read_object
+from lmi.apis.base.body import read_object
 from lmi.errors import InvalidParameter, InvalidRequest, UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.models.choice import SeveralModels

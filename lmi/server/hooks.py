@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from lmi.apis.base.api import AnyApi
+from lmi.apis.base.body import Message, Parsed
 from lmi.apis.base.formatters import AsyncFormatter
-from lmi.apis.base.readers import Message, Parsed
 
 
 class Content(NamedTuple):

@@ -19,9 +19,9 @@ import orjson
 from msgspec.structs import replace
 
 from lmi.apis.base.api import AnyApi
+from lmi.apis.base.body import Message
 from lmi.apis.base.formatters import one_line
 from lmi.apis.base.media_types import JSON
-from lmi.apis.base.readers import Message
 from lmi.errors import LmiError, MalformedRequest
 from lmi.http.exchange import Exchange
 from lmi.server.respond import Choose, Inference, generate

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from lmi.adapters.choice import choose_adapter
 from lmi.apis.base.api import AnyApi
+from lmi.apis.base.body import Message, Parsed, is_text
 from lmi.apis.base.errors import RenderedError
 from lmi.apis.base.formatters import AsyncFormatter, Formatter
-from lmi.apis.base.readers import Message, Parsed, is_text
 from lmi.errors import LmiError
 from lmi.http.exchange import Exchange
 from lmi.pipeline import LONG_BYTES

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from lmi.apis.base.readers import LEFT_OUT, PROMPTS, BodyOutline, without_mark
+from lmi.apis.base.body import LEFT_OUT, PROMPTS, BodyOutline, without_mark
 from lmi.errors import LmiError, Unavailable, shorten
 from lmi.http.exchange import Exchange
 from lmi.server.service import Service

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 
 from lmi.apis.base.api import AnyApi
+from lmi.apis.base.body import Message, Parsed
 from lmi.apis.base.formatters import AsyncFormatter
 from lmi.apis.base.media_types import JSON, JSONLINES
-from lmi.apis.base.readers import Message, Parsed
 from lmi.apis.lmi.schema import name_of_several
 from lmi.errors import Unsupported
 from lmi.types import Delta

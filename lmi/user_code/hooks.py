@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from lmi.adapters.files import HEADER, QUERY, SCRIPT
 from lmi.adapters.registry import AdapterRegistry
 from lmi.apis.base.api import AnyApi
+from lmi.apis.base.body import BodyOutline, Message, Parsed
 from lmi.apis.base.formatters import AsyncFormatter
 from lmi.apis.base.media_types import JSON
-from lmi.apis.base.readers import BodyOutline, Message, Parsed
 from lmi.errors import MalformedRequest, UserCodeFailed
 from lmi.http.exchange import Exchange
 from lmi.server.hooks import Content, RequestHooks

@@ -15,8 +15,8 @@ import pytest
 from lmi.apis.anthropic.api import ANTHROPIC, COUNT_TOKENS
 from lmi.apis.anthropic.schema import CANNOT_ANSWER, MESSAGES, SILENT
 from lmi.apis.base.api import AnyApi
+from lmi.apis.base.body import Parsed
 from lmi.apis.base.parameters import ParameterTable
-from lmi.apis.base.readers import Parsed
 from lmi.apis.embeddings import schema as embeddings
 from lmi.apis.embeddings.api import EMBEDDINGS
 from lmi.apis.openai import chat_schema, fields, schema

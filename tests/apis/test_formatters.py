@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from lmi.apis.base.body import Parsed
 from lmi.apis.base.errors import ErrorFields
 from lmi.apis.base.formatters import Formatter
-from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi.api import LMI
 from lmi.apis.lmi.schema import LmiFormat
 from lmi.apis.openai import schema as openai

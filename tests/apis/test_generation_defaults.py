@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lmi.apis.base.readers import Parsed
+from lmi.apis.base.body import Parsed
 from lmi.apis.table import APIS
 from lmi.executor import SamplingConfig
 from lmi.settings.config import GenerationDefaults, ModelConfig

@@ -16,8 +16,8 @@ from msgspec.structs import asdict, replace
 from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.anthropic.schema import MESSAGES
 from lmi.apis.base import parameters
+from lmi.apis.base.body import Parsed
 from lmi.apis.base.parameters import ParameterTable
-from lmi.apis.base.readers import Parsed
 from lmi.apis.embeddings import schema as embeddings
 from lmi.apis.embeddings.api import EMBEDDINGS
 from lmi.apis.lmi import schema as lmi

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lmi.apis.base.api import AnyApi
-from lmi.apis.base.readers import PROMPTS
+from lmi.apis.base.body import PROMPTS
 from lmi.apis.lmi.api import LMI
 from lmi.apis.lmi.schema import LmiFormat
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS

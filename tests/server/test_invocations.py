@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from lmi.apis.base.api import AnyApi
-from lmi.apis.base.readers import MARK, MAX_VALUES_BYTES
+from lmi.apis.base.body import MARK, MAX_VALUES_BYTES
 from lmi.apis.batch import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI
 from lmi.apis.table import APIS, api_of_inputs

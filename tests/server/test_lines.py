@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lmi.apis.base.readers import MARK
+from lmi.apis.base.body import MARK
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT
 from lmi.server.lines import MAX_LINES, num_transforms, one_value, with_code
 from lmi.sessions.http import HEADER

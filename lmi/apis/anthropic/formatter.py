@@ -5,9 +5,9 @@ from typing import Any
 
 from orjson import dumps
 
+from lmi.apis.base.body import Parsed
 from lmi.apis.base.errors import ErrorFields
 from lmi.apis.base.media_types import JSON
-from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.block_formatter import BlockStream, named_event
 from lmi.apis.openai.chat_messages import parsed_arguments

@@ -12,17 +12,9 @@ from typing import Any
 
 from orjson import dumps
 
+from lmi.apis.base.body import Message, Parsed
 from lmi.apis.base.parameters import Parameter, ParameterTable, ParameterValues, named, rows
-from lmi.apis.base.readers import (
-    Message,
-    Parsed,
-    an_object,
-    anything,
-    boolean,
-    check_levels,
-    choice,
-    text,
-)
+from lmi.apis.base.readers import an_object, anything, boolean, check_levels, choice, text
 from lmi.apis.guides.fields import NO_GUIDE, AskedGuide, guide_of_format
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.chat_content import content, joined

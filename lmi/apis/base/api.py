@@ -9,10 +9,10 @@ from typing import Any, Generic, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lmi.apis.base.body import Message, Parsed
 from lmi.apis.base.errors import ErrorRules
 from lmi.apis.base.formatters import Formatter
 from lmi.apis.base.media_types import JSON
-from lmi.apis.base.readers import Message, Parsed
 from lmi.settings.config import ModelConfig
 from lmi.types import Format
 

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple
 
+from lmi.apis.base.body import Parsed
 from lmi.apis.base.errors import ErrorFields
 from lmi.apis.base.media_types import JSON
-from lmi.apis.base.readers import Parsed
 from lmi.types import Answer, AnswerFormat, Delta, Format, OutputFormat, Token, WaitStatus
 
 NO_TOKEN = Token(id=-1, text="", is_special=True)

@@ -6,10 +6,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from lmi.apis.base.api import Api
+from lmi.apis.base.body import Parsed, check_values
 from lmi.apis.base.errors import ErrorFields, ErrorRow, ErrorRules
 from lmi.apis.base.formatters import Formatter
 from lmi.apis.base.media_types import JSON
-from lmi.apis.base.readers import Parsed, check_values
 from lmi.apis.embeddings import inputs_schema
 from lmi.apis.embeddings.formatter import EmbeddingsWhole, VectorsWhole
 from lmi.apis.embeddings.inputs_schema import LMI_PARAMETERS, VectorsFormat

@@ -13,8 +13,8 @@ from typing import Any
 
 from orjson import Fragment, dumps
 
+from lmi.apis.base.body import Parsed
 from lmi.apis.base.media_types import JSON
-from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.base_formatter import OpenAIFormatter
 from lmi.types import Delta
 

@@ -9,8 +9,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from lmi.apis.base import parameters, readers
+from lmi.apis.base.body import Message, Parsed, check_types, read_inputs
 from lmi.apis.base.parameters import Parameter, ParameterTable, in_parameters, named
-from lmi.apis.base.readers import Message, Parsed, boolean, check_types, integer, read_inputs
+from lmi.apis.base.readers import boolean, integer
 from lmi.apis.embeddings.schema import MAX_INPUTS, embedding_request
 from lmi.apis.lmi.schema import KNOWN_FIELDS
 from lmi.apis.openai.answer_format import OpenAIFormat

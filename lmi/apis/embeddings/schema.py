@@ -6,8 +6,9 @@ Each text is a request of its own, so a body counts as many sequences as it has 
 
 from msgspec.structs import replace
 
+from lmi.apis.base.body import Message, Parsed
 from lmi.apis.base.parameters import Parameter, ParameterTable, named
-from lmi.apis.base.readers import Message, Parsed, anything, choice, integer, refused
+from lmi.apis.base.readers import anything, choice, integer, refused
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.fields import AS_THE_MODEL_SAYS, hidden
 from lmi.apis.openai.schema import prompts_of

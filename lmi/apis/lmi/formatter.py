@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 
 from orjson import dumps
 
+from lmi.apis.base.body import Parsed
 from lmi.apis.base.errors import ErrorFields
 from lmi.apis.base.formatters import Formatter, StepFormatter, WholeFormatter
-from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi.schema import LmiFormat
 from lmi.types import Answer, Token, ranked
 

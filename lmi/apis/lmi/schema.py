@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from lmi.apis.base import parameters, readers
+from lmi.apis.base.body import Message, Parsed, check_types, read_inputs
 from lmi.apis.base.parameters import (
     ROWS,
     Parameter,
@@ -19,7 +20,7 @@ from lmi.apis.base.parameters import (
     named,
     rows,
 )
-from lmi.apis.base.readers import Message, Parsed, takes
+from lmi.apis.base.readers import takes
 from lmi.apis.guides.fields import GUIDED, asked_guide
 from lmi.apis.lmi.sampling_defaults import fill_in
 from lmi.errors import MalformedRequest, shorten
@@ -110,7 +111,7 @@ def read(
     format. A body of type `text/plain` is a prompt. Any other type, or none, is read as JSON: `curl
     -d` sends a form's type, boto3 sends none.
     """
-    fields = readers.read_inputs(body, content_type)
+    fields = read_inputs(body, content_type)
     if "inputs" not in fields:
         raise MalformedRequest("inputs is missing")
 
@@ -123,7 +124,7 @@ def read(
     if not isinstance(inputs, str) or not inputs:
         raise MalformedRequest(f"inputs must be a non-empty string, given {shorten(inputs)}")
 
-    readers.check_types(fields)
+    check_types(fields)
     return Message(fields, _format(fields, model, accepts_events), model.sampling_defaults)
 
 

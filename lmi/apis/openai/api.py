@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from lmi import errors
 from lmi.apis.base.api import Api
+from lmi.apis.base.body import Message
 from lmi.apis.base.errors import ErrorRow, ErrorRules
 from lmi.apis.base.formatters import ApiFormatters
-from lmi.apis.base.readers import Message
 from lmi.apis.openai import chat_formatter, chat_schema, formatter, schema
 from lmi.apis.openai.answer_format import OpenAIFormat, default_format
 from lmi.types import OutputFormat

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import msgspec
 from orjson import dumps
 
+from lmi.apis.base.body import Parsed
 from lmi.apis.base.errors import ErrorFields
 from lmi.apis.base.formatters import Formatter, WholeFormatter, one_line
 from lmi.apis.base.media_types import JSONLINES, SSE
-from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.log_probs import prompt_log_prob
 from lmi.apis.openai.waiting import waiting_fields

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from orjson import dumps
 
+from lmi.apis.base.body import Parsed
 from lmi.apis.base.formatters import one_line, text_of
 from lmi.apis.base.media_types import SSE
-from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.base_formatter import OpenAIFormatter
 from lmi.apis.openai.parts.answer_parts import AnswerParts

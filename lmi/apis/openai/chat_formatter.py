@@ -16,8 +16,8 @@ from typing import Any
 
 from orjson import dumps
 
+from lmi.apis.base.body import Parsed
 from lmi.apis.base.formatters import text_of
-from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.base_formatter import OpenAILines, OpenAIStream, OpenAIWhole
 from lmi.apis.openai.log_probs import log_prob_fields

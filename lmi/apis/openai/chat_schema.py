@@ -8,10 +8,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from lmi.apis.base.body import Message, Parsed
 from lmi.apis.base.parameters import Parameter, ParameterTable, ParameterValues, named
 from lmi.apis.base.readers import (
-    Message,
-    Parsed,
     an_object,
     anything,
     boolean,

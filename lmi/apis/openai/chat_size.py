@@ -4,7 +4,7 @@ from functools import partial
 
 import msgspec
 
-from lmi.apis.base.readers import check_size
+from lmi.apis.base.body import check_size
 
 
 class _Part(msgspec.Struct):

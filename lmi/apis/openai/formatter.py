@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from lmi.apis.base.body import Parsed
 from lmi.apis.base.formatters import text_of
-from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.base_formatter import (
     OpenAIFormatter,

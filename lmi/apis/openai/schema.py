@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from lmi.apis.base import readers
+from lmi.apis.base.body import Message, Parsed, check_values, read_object
 from lmi.apis.base.parameters import (
     ROWS,
     SAMPLING,
@@ -22,7 +23,7 @@ from lmi.apis.base.parameters import (
     request_of,
     unknown,
 )
-from lmi.apis.base.readers import Message, Parsed, anything, boolean, takes, text
+from lmi.apis.base.readers import anything, boolean, takes, text
 from lmi.apis.beams import read_search
 from lmi.apis.guides.fields import asked_guide
 from lmi.apis.openai.answer_format import OpenAIFormat, default_format
@@ -43,7 +44,7 @@ UNNAMED = ("dummy", "tgi")
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 read_num_log_probs = readers.integer(0, MAX_LOG_PROBS)
 read_prompt_ids = readers.token_ids(MAX_PROMPT_IDS)
-check_prompts = partial(readers.check_values, max_texts=MAX_PROMPTS)
+check_prompts = partial(check_values, max_texts=MAX_PROMPTS)
 
 
 @takes({"type": ["integer", "boolean"], "minimum": 0, "maximum": MAX_LOG_PROBS})
@@ -100,7 +101,7 @@ def read(
     format: that of the body, or else that of the server. Where neither does, it is `stream_format`.
     """
     check(body)
-    fields = readers.read_object(body)
+    fields = read_object(body)
     format = default_format(model)
 
     name = fields.get("model")

@@ -7,8 +7,8 @@ and ends with the whole response.
 import uuid
 from typing import Any
 
+from lmi.apis.base.body import Parsed
 from lmi.apis.base.media_types import JSON
-from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.block_formatter import BlockStream
 from lmi.apis.openai.chat_messages import parsed_arguments

@@ -11,18 +11,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from lmi.apis.base.body import Message, Parsed
 from lmi.apis.base.parameters import ROWS, Parameter, ParameterTable, ParameterValues, named
-from lmi.apis.base.readers import (
-    Message,
-    Parsed,
-    an_object,
-    anything,
-    check_levels,
-    choice,
-    integer,
-    takes,
-    text,
-)
+from lmi.apis.base.readers import an_object, anything, check_levels, choice, integer, takes, text
 from lmi.apis.guides.fields import AskedGuide, asked_guide, guide_of_format
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.chat_content import content

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from lmi.apis.base import parameters, readers
+from lmi.apis.base.body import Message, Parsed, check_types, check_values, read_object
 from lmi.apis.base.parameters import (
     ROWS,
     Parameter,
@@ -18,16 +19,7 @@ from lmi.apis.base.parameters import (
     in_parameters,
     rows,
 )
-from lmi.apis.base.readers import (
-    Message,
-    Parsed,
-    boolean,
-    check_types,
-    check_values,
-    integer,
-    number,
-    read_object,
-)
+from lmi.apis.base.readers import boolean, integer, number
 from lmi.apis.guides.fields import CONTRACT_NAME, HELP, tgi_grammar
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.settings.config import ModelConfig

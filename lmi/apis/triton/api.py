@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
 from lmi.apis.base.api import Api
+from lmi.apis.base.body import Parsed
 from lmi.apis.base.errors import ErrorFields, ErrorRow, ErrorRules
 from lmi.apis.base.formatters import ApiFormatters, Formatter, WholeFormatter, text_of
 from lmi.apis.base.media_types import SSE
-from lmi.apis.base.readers import Parsed
 from lmi.apis.triton import schema
 from lmi.apis.triton.inputs import INPUTS
 from lmi.apis.triton.schema import TritonFormat

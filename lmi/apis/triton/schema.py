@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from msgspec import field
 from msgspec.structs import replace
 
-from lmi.apis.base import readers
+from lmi.apis.base.body import Message, Parsed, check_values, read_object
 from lmi.apis.base.parameters import ParameterValues, request_of
-from lmi.apis.base.readers import Message, Parsed
 from lmi.apis.beams import read_search
 from lmi.apis.guides.fields import json_schema
 from lmi.apis.triton.inputs import (
@@ -63,9 +62,9 @@ def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, output_format: OutputFormat
 ) -> Message[TritonFormat]:
     """Read a body, whose path says the form of the answer. Raises MalformedRequest."""
-    readers.check_values(body)
+    check_values(body)
     try:
-        fields = readers.read_object(body)
+        fields = read_object(body)
     except MalformedRequest as error:
         raise MalformedRequest(f"failed to parse the request JSON buffer: {error}") from None
 
@@ -202,7 +201,7 @@ def _unpack(value: object) -> dict[str, Any]:
         return {}
 
     try:
-        fields = readers.read_object(value.encode())
+        fields = read_object(value.encode())
     except MalformedRequest as error:
         raise MalformedRequest(f"Unable to parse '{PACKED}': {error}") from None
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from lmi.apis.base.api import AnyApi
-from lmi.apis.base.readers import BodyOutline, is_text
+from lmi.apis.base.body import BodyOutline, is_text
 from lmi.apis.table import BY_FIELD, BY_ROUTE, ROWS, api_of_inputs
 from lmi.errors import LmiError, UnknownModel, shorten
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange

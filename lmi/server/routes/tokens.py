@@ -11,7 +11,8 @@ from contextlib import closing
 from msgspec.structs import replace
 
 from lmi.apis.base.api import AnyApi
-from lmi.apis.base.readers import BodyOutline, boolean
+from lmi.apis.base.body import BodyOutline
+from lmi.apis.base.readers import boolean
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.apis.openai.schema import read_prompt_ids
 from lmi.errors import InvalidParameter, Unsupported

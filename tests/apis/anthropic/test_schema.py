@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lmi.apis.anthropic.api import ANTHROPIC, COUNT_TOKENS
-from lmi.apis.base.readers import MAX_VALUES_BYTES, Parsed
+from lmi.apis.base.body import MAX_VALUES_BYTES, Parsed
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig

@@ -8,18 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from lmi.apis.base.body import MARK, MAX_VALUES_BYTES, check_values, read_inputs, read_object
 from lmi.apis.base.readers import (
-    MARK,
-    MAX_VALUES_BYTES,
     Reader,
     boolean,
-    check_values,
     choice,
     integer,
     json_schema_of,
     number,
-    read_inputs,
-    read_object,
     seed,
     strings,
     text,

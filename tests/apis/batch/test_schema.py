@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lmi.apis import batch as dynamic_batch
-from lmi.apis.base.readers import MAX_VALUES_BYTES, Parsed
+from lmi.apis.base.body import MAX_VALUES_BYTES, Parsed
 from lmi.apis.lmi import schema as lmi
 from lmi.errors import InvalidRequest, MalformedRequest
 from lmi.settings.config import ModelConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmi.apis.base.readers import Parsed
+from lmi.apis.base.body import Parsed
 from lmi.apis.embeddings.api import EMBEDDINGS
 from lmi.apis.embeddings.schema import MAX_INPUTS
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest

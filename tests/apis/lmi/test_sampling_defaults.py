@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from handlers.lmi_trtllm.about import HANDLER
 from lmi.apis.base.api import AnyApi
-from lmi.apis.base.readers import Parsed
+from lmi.apis.base.body import Parsed
 from lmi.apis.batch import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI
 from lmi.apis.table import APIS

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, strategies as st
 
-from lmi.apis.base.readers import MAX_IGNORED, Parsed
+from lmi.apis.base.body import MAX_IGNORED, Parsed
 from lmi.apis.lmi import schema as lmi
 from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig

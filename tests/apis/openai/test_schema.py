@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from lmi.apis.base.readers import MAX_VALUES_BYTES, Parsed
+from lmi.apis.base.body import MAX_VALUES_BYTES, Parsed
 from lmi.apis.openai import chat_schema as openai_chat, schema as openai
 from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequest, Unsupported

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmi.apis.base.readers import Parsed
+from lmi.apis.base.body import Parsed
 from lmi.apis.responses.api import RESPONSES
 from lmi.apis.responses.log_probs import TextLogProbs
 from lmi.settings.config import ModelConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmi.apis.base.readers import MAX_VALUES_BYTES, Parsed
+from lmi.apis.base.body import MAX_VALUES_BYTES, Parsed
 from lmi.apis.responses.api import RESPONSES
 from lmi.errors import InvalidRequest
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig

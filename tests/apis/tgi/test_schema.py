@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, strategies as st
 
-from lmi.apis.base.readers import Parsed
+from lmi.apis.base.body import Parsed
 from lmi.apis.guides.fields import GRAMMARS
 from lmi.apis.tgi import schema as tgi
 from lmi.apis.tgi.formatter import TgiWhole

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 from msgspec.structs import replace
 
-from lmi.apis.base.readers import Parsed
+from lmi.apis.base.body import Parsed
 from lmi.apis.triton import inputs, schema as triton
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
