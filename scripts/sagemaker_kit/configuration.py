@@ -126,6 +126,9 @@ def _routing(options: Namespace) -> dict[str, Any]:
             f"given {options.routing}"
         )
 
+    if options.routing == PREFIX_AWARE and len(named) < len(limits):
+        raise Refused(f"--routing {PREFIX_AWARE} needs --prefix-length and --prefix-threshold")
+
     routing: dict[str, Any] = {"RoutingStrategy": options.routing}
     return routing | ({"PrefixAwareRoutingConfig": named} if named else {})
 

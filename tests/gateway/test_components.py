@@ -26,6 +26,7 @@ from tests.system.container import ENVIRON, ROOT, wait_until
 
 DEMO = ROOT / "handlers" / "lmi_dist" / "demo"
 NEEDS = {"MinMemoryRequiredInMb": 1024}
+RESERVATION = "arn:aws:sagemaker:eu-central-1:123456789012:training-plan/chat"
 RANK = 4
 DISK_BYTES = 4 << 20
 
@@ -238,7 +239,16 @@ def test_the_deploy_kit_deploys_updates_invokes_and_tears_down(plane: ControlPla
     deploy = ["--image", IMAGE, "--role", ROLE, "--instance-type", "ml.g6.2xlarge"]
     deploy += ["--model", "s3://models/echo/", "--poll", "0.1"]
 
-    assert kit("deploy", "chat", *deploy) == "chat is InService\n"
+    further = ["--subnet", "subnet-1a", "--security-group", "sg-1", "--kms-key", "alias/disk"]
+    further += ["--tag", "team=chat", "--fallback", "ml.g6e.2xlarge", "--metrics-s", "60"]
+    further += ["--capture", "s3://seen/chat", "--output-kms-key", "alias/answers"]
+    further += ["--routing", "PREFIX_AWARE", "--prefix-length", "4096"]
+    further += ["--prefix-threshold", "16"]
+    further += ["--capacity-reservation", RESERVATION]
+    assert kit("deploy", "chat", *deploy, *further) == "chat is InService\n"
+    arn = plane.describe("chat")["EndpointArn"]
+    tags = plane.control.list_tags(ResourceArn=arn)["Tags"]
+    assert tags == [{"Key": "team", "Value": "chat"}]
     assert json.loads(kit("invoke", "chat", "--body", str(body))) == {"generated_text": "hello"}
 
     assert kit("update", "chat", *deploy, "--rolling", "50") == "chat is updated\n"
