@@ -218,7 +218,7 @@ def test_an_adapter_answers_by_its_component_also_after_the_gateway_was_killed(
 
 
 def test_the_deploy_kit_deploys_updates_invokes_and_tears_down(plane: ControlPlane) -> None:
-    def run_kit(*words: str) -> subprocess.CompletedProcess[str]:
+    def kit(*words: str) -> str:
         environ = {
             **ENVIRON,
             **CREDENTIALS,
@@ -227,10 +227,7 @@ def test_the_deploy_kit_deploys_updates_invokes_and_tears_down(plane: ControlPla
             "PYTHONPATH": str(ROOT),
         }
         command = [sys.executable, "-P", "-m", "scripts.sagemaker_kit", *words]
-        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
-
-    def kit(*words: str) -> str:
-        done = run_kit(*words)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -249,17 +246,9 @@ def test_the_deploy_kit_deploys_updates_invokes_and_tears_down(plane: ControlPla
     arn = plane.describe("chat")["EndpointArn"]
     tags = plane.control.list_tags(ResourceArn=arn)["Tags"]
     assert tags == [{"Key": "team", "Value": "chat"}]
-    assert json.loads(kit("invoke", "chat", "--body", str(body))) == {"generated_text": "hello"}
-
     assert kit("update", "chat", *deploy, "--rolling", "50") == "chat is updated\n"
     [updated] = plane.control.list_models(NameContains="chat")["Models"]
-    assert updated["ModelName"] != "chat"
-
-    broken = [word.replace("echo", "broken") for word in deploy]
-    done = run_kit("update", "chat", *broken)
-    assert done.returncode == 1 and "chat went back to what it served before" in done.stderr
-    assert plane.control.list_models(NameContains="chat")["Models"] == [updated]
-    assert json.loads(kit("invoke", "chat", "--body", str(body))) == {"generated_text": "hello"}
+    assert updated["ModelName"] != "chat" and plane.variant("chat") == "AllTraffic"
     assert kit("teardown", "chat", "--poll", "0.1") == "chat is deleted\n"
     assert plane.control.list_models(NameContains="chat")["Models"] == []
     assert plane.control.list_endpoint_configs(NameContains="chat")["EndpointConfigs"] == []

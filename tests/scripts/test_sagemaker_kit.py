@@ -433,6 +433,28 @@ def test_a_rolling_update_replaces_a_share_of_the_instances_and_watches_alarms()
     }
 
 
+def test_an_update_that_sagemaker_takes_back_deletes_what_it_has_made_and_says_why() -> None:
+    def answer(step: Step) -> Any:
+        if isinstance(step, Wait):
+            return {
+                "EndpointStatus": "InService",
+                "EndpointConfigName": "chat",
+                "FailureReason": "did not pass the health check",
+            }
+
+        assert isinstance(step, Call)
+        done.append((step.operation, *step.parameters.values()))
+        return {"EndpointConfigName": "chat"}
+
+    done: list[tuple[Any, ...]] = []
+    plan, options = parse(UPDATE)
+    with pytest.raises(Failed, match="chat went back .*: did not pass the health check"):
+        carry_out(plan(options), answer)
+
+    name = done[2][1]
+    assert done[-2:] == [("DeleteEndpointConfig", name), ("DeleteModel", name)]
+
+
 def test_an_update_may_keep_the_number_of_instances_that_scaling_has_set() -> None:
     parameters = parameters_of((*UPDATE, "--keep-count"), "UpdateEndpoint")
     assert parameters["RetainAllVariantProperties"] is True
