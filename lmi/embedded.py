@@ -6,7 +6,7 @@ it.
 
 `app` is an ASGI application with every route of `lmi serve path/to/model`. Its engine steps on a
 thread of this process, and nobody supervises it: who embeds it asks `/ping`, and starts another
-process where that fails.
+process where that fails, as it does for good once the engine has stopped by itself.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmi.engine import worker
 from lmi.errors import BadConfiguration
-from lmi.runtime import Runtime, ServerRuntime
+from lmi.executor import Executor
+from lmi.runtime import LoadReport, Runtime, ServerRuntime
 from lmi.server.app import build_app
 from lmi.server.front_end import FrontEnd
 from lmi.server.service import Models
@@ -30,7 +31,7 @@ from lmi.sessions.cleaning import kept_clean
 from lmi.settings.config import Config
 from lmi.settings.handler import announced
 from lmi.settings.resolve import Resolved, resolve_folder
-from lmi.shared.state import Phase
+from lmi.shared.state import EngineRecord, Phase, SupervisorRecord
 
 # They count where the options say nothing else.
 ONE_PROCESS = {"frontend_workers": "1", "maxWorkers": "1"}
@@ -53,7 +54,9 @@ async def embedded(
     try:
         model = server.add_model(config)
         server.show_model(model)
-        async with _engine(model), _application(server) as app:
+        supervisor = server.attach().supervisor
+        supervisor.phase = Phase.READY
+        async with _engine(model, supervisor), _application(server) as app:
             yield app
     finally:
         server.remove()
@@ -97,25 +100,51 @@ def _beyond_one_process(resolved: Resolved) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def _engine(model: Runtime) -> AsyncIterator[None]:
+async def _engine(model: Runtime, supervisor: SupervisorRecord) -> AsyncIterator[None]:
     """Run the engine of a model on a thread while the block runs."""
-    handler = announced()[model.config.engine.handler]
     record = model.attach().engines[0]
     record.claim()
-    executor, report = await asyncio.to_thread(worker.load, model, record, handler.load)
+    executor, report = await _loaded(model, record)
     try:
         model.write_report(0, report)
-        async with worker.serving(executor, record, model, 0, asyncio.Event()):
-            yield
+        stopped = asyncio.Event()
+        async with worker.serving(executor, record, model, 0, stopped):
+            watch = asyncio.create_task(_note_stop(stopped, supervisor))
+            try:
+                yield
+            finally:
+                watch.cancel()
     finally:
         await asyncio.to_thread(executor.shutdown)
+
+
+async def _loaded(model: Runtime, record: EngineRecord) -> tuple[Executor, LoadReport]:
+    """Load the engine on a thread. If the caller is cancelled, the engine ends once it is there."""
+    handler = announced()[model.config.engine.handler]
+    load = asyncio.to_thread(worker.load, model, record, handler.load)
+    loading = asyncio.create_task(load)
+    try:
+        return await asyncio.shield(loading)
+    except asyncio.CancelledError:
+        # No thread can be stopped, and the loop waits for it at its end anyway.
+        with suppress(Exception):
+            executor, _ = await loading
+            await asyncio.to_thread(executor.shutdown)
+
+        raise
+
+
+async def _note_stop(stopped: asyncio.Event, supervisor: SupervisorRecord) -> None:
+    """Say in the place of a supervisor that the engine has stopped by itself: none starts again."""
+    await stopped.wait()
+    supervisor.reason = "the engine has stopped by itself, the log says why"
+    supervisor.phase = Phase.FAILED
 
 
 @asynccontextmanager
 async def _application(server: ServerRuntime) -> AsyncIterator[ASGIApp]:
     """Run the one front end, and yield its application."""
     block = server.attach()
-    block.supervisor.phase = Phase.READY
     record = block.frontends[0]
     record.claim()
     models = Models(FrontEnd(server, block, record))

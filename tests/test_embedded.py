@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from starlette.types import ASGIApp, Message
+from tokenizers import Tokenizer
 
 from lmi.embedded import embedded
 from lmi.errors import BadConfiguration, ModelUnusable
@@ -20,6 +23,7 @@ QUESTION = {"messages": [{"role": "user", "content": "What is the capital of Fra
 # It runs until its client leaves.
 ENDLESS = QUESTION | {"max_tokens": 400, "ignore_eos": True, "stream": True}
 TIMEOUT_S = 60.0
+DEMO = Path(__file__).parents[1] / "handlers" / "lmi_dist" / "demo"
 
 
 async def ask(
@@ -146,6 +150,60 @@ def test_a_server_that_starts_and_ends_applications_changes_nothing() -> None:
 
         assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
         assert answer[0]["status"] == 200
+
+    asyncio.run(run())
+
+
+def test_a_block_that_fails_leaves_no_task_and_no_object_behind() -> None:
+    async def run() -> None:
+        num_frozen = gc.get_freeze_count()
+        with pytest.raises(ZeroDivisionError):
+            async with demo():
+                raise ZeroDivisionError
+
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        # What is frozen is never collected: it would be the host's and the engine's.
+        assert gc.get_freeze_count() == num_frozen
+
+    asyncio.run(run())
+
+
+def test_a_start_that_nobody_waits_for_leaves_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    threads_before = set(threading.enumerate())
+
+    async def run() -> None:
+        starting = asyncio.create_task(demo().__aenter__())
+        # The engine is loaded as soon as the server has its folder.
+        while not list(tmp_path.iterdir()):
+            await asyncio.sleep(0)
+
+        starting.cancel()
+        await asyncio.wait([starting])
+        assert starting.cancelled()
+
+    asyncio.run(run())
+    assert set(threading.enumerate()) == threads_before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_that_has_stopped_is_told_by_ping() -> None:
+    breaking = {"inputs": "a", "parameters": {"max_new_tokens": 1}}
+
+    [fault_token] = Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode("a").ids
+
+    async def run() -> None:
+        options = {"option.rolling_batch": "echo", "option.echo_fault_token": str(fault_token)}
+        async with demo(**options) as app:
+            while (await ask(app, "/ping"))[0]["status"] == 200:
+                await ask(app, "/invocations", breaking)
+
+            health = await ask(app, "/ping")
+            answer = await ask(app, "/invocations", breaking)
+
+        assert (health[0]["status"], answer[0]["status"]) == (500, 503)
 
     asyncio.run(run())
 

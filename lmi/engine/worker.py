@@ -97,6 +97,8 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
         loop.add_signal_handler(signum, stop.set)
 
     async with serving(executor, record, runtime, slot, stop):
+        # Loaded objects stay; without this a full collection would hold up every stream.
+        gc.freeze()
         await stop.wait()
         has_failed = not executor.can_enqueue_requests()
 
@@ -148,8 +150,6 @@ async def serving(
     )
     executor.pass_responses_to(dispatcher.deliver)
     beat()
-    # Loaded objects stay; without this a full collection would hold up every stream.
-    gc.freeze()
 
     record.was_ready = 1
     record.phase = Phase.READY

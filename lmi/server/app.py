@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -136,6 +137,8 @@ def build_app(
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:
         async with models.running(), kept_clean(models.services):
+            # Loaded objects stay. Without this each full collection would walk through them.
+            gc.freeze()
             yield
 
         if exporter is not None:

@@ -361,17 +361,13 @@ class Models:
         for service in self.services.values():
             await service.start()
 
-        # Loaded objects stay. Without this each full collection would walk through them.
-        gc.freeze()
-
         watch = asyncio.create_task(self.follow())
         try:
             yield
         finally:
             watch.cancel()
-
-        for service in list(self.services.values()):
-            await service.close()
+            for service in list(self.services.values()):
+                await service.close()
 
     async def follow(self) -> None:
         """Load the model as soon as it comes, unless it is here. What fails is tried again, each
