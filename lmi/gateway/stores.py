@@ -152,23 +152,24 @@ def _write_object(url: str, data: bytes, media_type: str) -> None:
                 return
 
         raise StoreError(
-            f"{url} cannot be written: {cause_line(error)}", may_pass=_may_pass(error)
+            f"{url} cannot be written: {cause_line(error)}", may_pass=may_pass(error)
         ) from error
 
 
-def _may_pass(error: Exception) -> bool:
+def may_pass(error: Exception) -> bool:
     """Whether S3 may do later what it has not done now: nothing answered, or with a fault of its
     own.
     """
     if isinstance(error, StoreError):
         return False
 
-    from botocore.exceptions import ClientError, HTTPClientError  # type: ignore[import-untyped]
+    import botocore.exceptions as faults  # type: ignore[import-untyped]
 
-    if isinstance(error, ClientError):
+    if isinstance(error, faults.ClientError):
         return bool(error.response["ResponseMetadata"]["HTTPStatusCode"] >= 500)
 
-    return isinstance(error, HTTPClientError)
+    # The first is that of an address where nobody answers, the second that of a lost connection.
+    return isinstance(error, faults.ConnectionError | faults.HTTPClientError)
 
 
 class Inputs:
