@@ -18,6 +18,7 @@ LABEL org.opencontainers.image.title="lmi" \
       org.opencontainers.image.description="Serves a large language model behind the contracts its clients already speak" \
       org.opencontainers.image.licenses="Apache-2.0" \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
+      com.amazonaws.sagemaker.capabilities.bidirectional-streaming="true" \
       com.amazonaws.sagemaker.capabilities.multi-models="true"
 # The image starts as root, because platforms mount as root, and OPTION_USER then names the user of what clients reach
 # (docs/security.md). It runs as any user too, known or not, and with a read-only root filesystem: files that must be

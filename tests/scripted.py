@@ -76,7 +76,7 @@ from lmi.executor import (
 from lmi.http.protocol import GuardedProtocol
 from lmi.pipeline import Pipeline
 from lmi.runtime import ServerRuntime
-from lmi.server.app import build_app
+from lmi.server.app import build_app, websocket_at
 from lmi.server.front_end import FrontEnd
 from lmi.server.service import Models, Service
 from lmi.sessions.folder import Sessions
@@ -458,8 +458,13 @@ class Host:
     tokenizer: RecordingTokenizer
     queue: NotingQueue
     front_end: FrontEnd
+    app: Any
     user_code: UserCodeWorkers | None = None
     credentials: MemoryFile | None = None
+
+    def leave(self) -> None:
+        """Do what a front end does as it shuts down."""
+        self.loop.call_soon_threadsafe(self.app.leave)
 
     def read_credentials_again(self) -> None:
         """Do what the supervisor does at SIGHUP."""
@@ -498,6 +503,13 @@ def wait_until(condition: object, timeout_s: float = 60.0) -> None:
     machine.wait_until(condition, "the condition came true", timeout_s, pause_s=0.002)
 
 
+class HostProtocol(GuardedProtocol):
+    """The protocol of a front end, with a table of its paths."""
+
+    def websocket_at(self, path: str) -> type[Any] | None:
+        return websocket_at(path)
+
+
 @contextmanager
 def host(
     folder: Path,
@@ -508,10 +520,11 @@ def host(
     user_code: UserCodeConfig | None = None,
     options: dict[str, str] | None = None,
     traces: Callable[[FrontEnd], Exporter | None] | None = None,
+    protocol: type[GuardedProtocol] = HostProtocol,
 ) -> Iterator[Host]:
     """Serve a scripted engine on a free port of loopback, with the user code, if any, in a thread.
 
-    `traces` makes what exports traces.
+    `traces` makes what exports traces. `protocol` has the limits of connections.
     """
     write_byte_tokenizer(folder / "model")
     config = Config(
@@ -525,7 +538,9 @@ def host(
     started: list[Host] = []
     stop = threading.Event()
     thread = threading.Thread(
-        target=lambda: asyncio.run(_serve(folder, config, executor, block, started, stop, traces))
+        target=lambda: asyncio.run(
+            _serve(folder, config, executor, block, started, stop, traces, protocol)
+        )
     )
     thread.start()
     try:
@@ -545,6 +560,7 @@ async def _serve(
     started: list[Host],
     stop: threading.Event,
     traces: Callable[[FrontEnd], Exporter | None] | None,
+    protocol: type[GuardedProtocol],
 ) -> None:
     loop = asyncio.get_running_loop()
     info = executor.info
@@ -588,14 +604,14 @@ async def _serve(
     shared = (
         None if credentials is None else SharedCredentials(credentials, server_block.supervisor)
     )
-    app = build_app(models, traces(models.front_end) if traces else None, shared)
+    app: Any = build_app(models, traces(models.front_end) if traces else None, shared)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
             port=0,
             lifespan="on",
             log_config=None,
-            http=GuardedProtocol,
+            http=protocol,
             ws="none",
             timeout_graceful_shutdown=1,
         )
@@ -617,6 +633,7 @@ async def _serve(
             tokenizer,
             queue,
             models.front_end,
+            app,
             user_code,
             credentials,
         )
@@ -624,6 +641,7 @@ async def _serve(
     while not stop.is_set():
         await asyncio.sleep(0.01)
 
+    app.leave()
     server.should_exit = True
     await task
     watch.cancel()

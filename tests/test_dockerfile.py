@@ -67,16 +67,12 @@ def test_the_words_that_platforms_start_it_with_are_commands_of_the_entry_point(
 
 
 def test_every_target_tells_sagemaker_what_it_can_do_its_port_and_its_signal() -> None:
-    for capability in ("accept-bind-to-port", "multi-models"):
+    for capability in ("accept-bind-to-port", "bidirectional-streaming", "multi-models"):
         assert f'com.amazonaws.sagemaker.capabilities.{capability}="true"' in said("LABEL")[0]
 
     assert said("EXPOSE") == ["8080"]
     assert said("STOPSIGNAL") == ["SIGTERM"]
     assert not said("USER"), "SageMaker runs containers as root"
-
-
-def test_it_promises_no_route_that_is_not_there() -> None:
-    assert "bidirectional" not in TEXT
 
 
 def test_the_image_ships_pip_and_leaves_the_hub_to_the_process_that_fetches() -> None:

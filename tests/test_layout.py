@@ -42,7 +42,10 @@ LAYERS = (
 )
 ANNEX_FOLDERS = {
     f"lmi.{name}"
-    for name in "adapters chats description models sessions sources tracing user_code".split()
+    for name in (
+        *("adapters", "chats", "description", "duplex", "models", "sessions", "sources"),
+        *("tracing", "user_code"),
+    )
 }
 LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
 ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "llguidance", "safetensors"}
@@ -271,6 +274,7 @@ UNUSED_AT_START: dict[str, set[str]] = {
             "click",
         ),
         *("lmi.tracing", "opentelemetry"),
+        *("lmi.duplex.conversation", "lmi.duplex.socket", "lmi.http.websocket", "websockets"),
         # Of one kind of user code
         *("lmi.user_code.standards.calls", "lmi.user_code.standards.door", "fastapi"),
     },

@@ -29,6 +29,7 @@ ANNEXES = {
     "triton": ("lmi.apis.triton", "lmi.server.routes.kserve"),
     "batch": ("lmi.apis.batch",),
     "lines": ("lmi.server.lines",),
+    "duplex": ("lmi.duplex", "lmi.http.websocket"),
     "chats": ("lmi.chats", "lmi.settings.chat_templates"),
     "description": ("lmi.description",),
     "pages": ("lmi.server.routes.pages", "lmi.server.page_files"),
@@ -189,8 +190,8 @@ JOINTS_WITH_USER_CODE = {
 }
 # Tokens of Python without comments and docstrings, so that nobody saves lines by packing them. A
 # change that needs more raises a number and says why.
-MAX_TOKENS_OF_THE_HOUSE = 98_400
-MAX_TOKENS = 469_000
+MAX_TOKENS_OF_THE_HOUSE = 99_100
+MAX_TOKENS = 474_500
 MAX_TOKENS_A_LINE = 8.5
 OURS = {
     module_name(path): path

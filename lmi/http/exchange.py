@@ -34,6 +34,8 @@ NUM_ANNOUNCED = "lmi.num_announced_bytes"
 # The key in the scope of a request that a model's code asks, for the exchange of its client, which
 # alone is counted and logged.
 OUTER = "lmi.outer"
+# The key in the scope of a request that opens a WebSocket, for its socket.
+WEBSOCKET = "lmi.websocket"
 # The gateway sends it. SageMaker tells a container no name of its endpoint.
 ENDPOINT_NAME = "X-Lmi-Endpoint-Name"
 # SageMaker's limit.

@@ -6,14 +6,12 @@ connection closes after it. Sources: RFC 9112 and RFC 9110; the limits are those
 """
 
 import asyncio
-import fcntl
 import logging
 import math
 import os
 import re
 import resource
 import sys
-import termios
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -34,6 +32,7 @@ from lmi.http.cycle import Cycle
 from lmi.http.exchange import NUM_ANNOUNCED
 from lmi.http.flow import FairFlow
 from lmi.http.refusals import refusal_headers
+from lmi.http.stalls import ReaderWatch
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +102,19 @@ class Arrival(Struct):
     body_s: float = 0.0
 
 
+class WebSocketLimits(Struct, frozen=True):
+    """What a WebSocket may cost."""
+
+    max_message_bytes: int
+    # What all WebSockets of this process may hold of messages that have come in part.
+    max_partial_bytes: int
+    # For one message, from its first byte to its last.
+    message_timeout_s: float
+    stall_timeout_s: float
+    # How often the server asks whether the client is there. It waits as long for the answer.
+    ping_s: float
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One connection, with limits on how long its head, its body and its client's
     reading may take.
@@ -117,7 +129,12 @@ class GuardedProtocol(HttpToolsProtocol):
         RESERVED_FDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FDS
     )
     max_connections: ClassVar[int] = 10_000
+    # See WebSocketLimits.
+    max_message_bytes: ClassVar[int] = 16 << 20
+    max_partial_bytes: ClassVar[int] = 256 << 20
+    ping_s: ClassVar[float] = 20.0
     cycle: Cycle
+    _reader: ReaderWatch
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -134,7 +151,6 @@ class GuardedProtocol(HttpToolsProtocol):
         # What the timer calls, or has called last.
         self._due: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._stall: asyncio.TimerHandle | None = None
         self._refusal: Refusal | None = None
         self._is_lingering = False
         # When the client sent something last. The loop tells the same time during one turn of it.
@@ -143,6 +159,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = FairFlow(transport, self.loop)
+        self._reader = ReaderWatch(transport, self.loop, self.stall_timeout_s)
         self._last_read_s = time.monotonic()
         num_to_close = self._num_to_close(transport)
         if num_to_close and not self._make_room(num_to_close):
@@ -210,6 +227,10 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             self._check_line(data)
             self._feed(data)
+            if self.transport.get_protocol() is not self:
+                # It is a WebSocket now.
+                return
+
             # If these bytes belong to one request alone, its part is known, and its limits hold.
             if self._num_begun == (began_in == "start"):
                 self._check_fed(len(data))
@@ -274,7 +295,8 @@ class GuardedProtocol(HttpToolsProtocol):
             )
 
     def _feed(self, data: bytes) -> None:
-        """Parse the bytes. A request that offers an upgrade is parsed again without the offer.
+        """Parse the bytes. A request that offers an upgrade, and gets none, is parsed again without
+        the offer.
 
         Some clients (Java's, h2c) offer one with every first request. The parser stops behind such
         a head, and would take the body for another protocol.
@@ -284,6 +306,9 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._parse(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
+                if self._begin_websocket(data[upgrade.args[0] :]):
+                    return
+
                 head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
                 for name, value in self.headers:
                     if name != b"upgrade":
@@ -293,6 +318,56 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.parser = httptools.HttpRequestParser(self)
                 # uvicorn sets it too.
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _begin_websocket(self, rest: bytes) -> bool:
+        """Hand the connection over if the request asks for a WebSocket at a path that has one.
+        Returns whether it did. Raises Refusal, also for a client that has sent more than the head.
+        """
+        fields = Headers(raw=self.headers)
+        has_body = "content-length" in fields or "transfer-encoding" in fields
+        is_websocket = fields.get("upgrade", "").lower() == "websocket"
+        if not is_websocket or has_body or self._unanswered:
+            return False
+
+        self._check_fields(fields)
+        self._complete_scope()
+        is_get = self.scope["method"] == "GET" and self.scope["http_version"] == "1.1"
+        protocol = self.websocket_at(self.scope["path"])
+        if not is_get or protocol is None:
+            return False
+
+        if rest:
+            raise Refusal(400, "the messages of a WebSocket come after the server's answer")
+
+        max_websockets = min(self.max_connections, self.last_client_fd) // 2
+        if protocol.num_open >= max_websockets:
+            raise Refusal(503, f"{max_websockets} WebSockets are open here")
+
+        limits = WebSocketLimits(
+            self.max_message_bytes,
+            self.max_partial_bytes,
+            self.body_timeout_s,
+            self.stall_timeout_s,
+            self.ping_s,
+        )
+        websocket = protocol(self.config, self.server_state, self.app_state, self.loop, limits)
+        self._set_timer(None)
+        self.connections.discard(self)
+        self.transport.set_protocol(websocket)
+        websocket.take_over(self.transport, self._head())
+        return True
+
+    def _head(self) -> bytes:
+        """Return the head of the request, as `_complete_scope` has read it."""
+        target = self.scope["raw_path"]
+        if self.scope["query_string"]:
+            target += b"?" + self.scope["query_string"]
+
+        head = [b"GET ", target, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            head += [name, b": ", value, b"\r\n"]
+
+        return b"".join([*head, b"\r\n"])
 
     def _parse(self, data: bytes) -> None:
         """Parse bytes, and announce a large chunk to the application as soon as its size has come.
@@ -546,32 +621,11 @@ class GuardedProtocol(HttpToolsProtocol):
         connection is cut.
         """
         super().pause_writing()
-        self._watch_reader()
-
-    def _watch_reader(self, num_before: float = math.inf) -> None:
-        """Cut the connection if the client has read nothing since `num_before` bytes waited for it,
-        here and in the kernel. Else look again later.
-
-        Both are counted, because the kernel takes more bytes from here only once a third of its own
-        are read. Once it has all of them, nothing is watched. Source: tcp(7), SIOCOUTQ, which has
-        the same number as TIOCOUTQ.
-        """
-        if self.transport.get_write_buffer_size() == 0:
-            return
-
-        descriptor = self.transport.get_extra_info("socket").fileno()
-        num_queued = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
-        num_in_kernel = int.from_bytes(num_queued, sys.byteorder)
-        num_unread = self.transport.get_write_buffer_size() + num_in_kernel
-        if num_unread < num_before:
-            self._stall = self.loop.call_later(self.stall_timeout_s, self._watch_reader, num_unread)
-        else:
-            self.transport.abort()
+        self._reader.begin()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stall is not None:
-            self._stall.cancel()
+        self._reader.end()
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer the refusal and close, after the answers to earlier requests of this
@@ -628,6 +682,10 @@ class GuardedProtocol(HttpToolsProtocol):
         """
         return False
 
+    def websocket_at(self, path: str) -> type[Any] | None:
+        """Return the protocol of a WebSocket at this path, None where a client may open none."""
+        return None
+
     def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
         """Return the body of a refusal, and the lines of further headers."""
         body = orjson.dumps({"error": str(refusal), "code": refusal.status}) + b"\n"
@@ -675,7 +733,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Watch the reader of an answer behind which the transport closes, once all is read."""
         # While writing is paused, the reader is watched already.
         if self in self.connections and not self.flow.write_paused:
-            self._watch_reader()
+            self._reader.begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_timer(None)

@@ -182,9 +182,14 @@ class CrossOrigin(CORSMiddleware):
     """
 
     def __init__(
-        self, app: ASGIApp, origins: Sequence[str], end_requests: Callable[[], None]
+        self,
+        app: ASGIApp,
+        origins: Sequence[str],
+        leave: Callable[[], None],
+        end_requests: Callable[[], None],
     ) -> None:
         super().__init__(
             app, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=READABLE
         )
+        self.leave = leave
         self.end_requests = end_requests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -18,8 +19,10 @@ from lmi.adapters import routes as adapter_routes
 from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.base.errors import error_headers
 from lmi.apis.table import api_at
+from lmi.duplex import paths as duplex
 from lmi.errors import (
     ClientGone,
+    Draining,
     ForeignPage,
     LmiError,
     Overloaded,
@@ -29,7 +32,7 @@ from lmi.errors import (
     shorten,
 )
 from lmi.http.buffered import BufferedExchange
-from lmi.http.exchange import OUTER, Exchange
+from lmi.http.exchange import OUTER, WEBSOCKET, Exchange
 from lmi.models import routes as model_routes
 from lmi.models.choice import SeveralModels
 from lmi.runtime import ServerRuntime
@@ -81,6 +84,7 @@ SERVER_ROUTES: list[ServerRow] = [
     *pages.ROUTES,
     *health.ROUTES,
     *lines.SERVER_ROUTES,
+    *duplex.SERVER_ROUTES,
     *model_routes.SERVER_ROUTES,
     *kserve.SERVER_ROUTES,
     *anthropic.SERVER_ROUTES,
@@ -154,7 +158,17 @@ def build_app(
     app = ErrorMiddleware(router, models, exporter, credentials)
 
     origins = models.front_end.config.cors_allowed_origins
-    return CrossOrigin(app, origins, app.end_requests) if origins else app
+    return CrossOrigin(app, origins, app.leave, app.end_requests) if origins else app
+
+
+def websocket_at(path: str) -> type[asyncio.Protocol] | None:
+    """Return the protocol of a WebSocket at this path, None where a client may open none."""
+    if not duplex.takes_websocket(path):
+        return None
+
+    from lmi.http.websocket import WebSocketProtocol
+
+    return WebSocketProtocol
 
 
 def exporter_of(front_end: FrontEnd) -> Exporter | None:
@@ -218,10 +232,18 @@ class ErrorMiddleware:
         self._access = Access(models.front_end.runtime, credentials)
         self._exporter = exporter
         self._open: set[Exchange] = set()
+        # Set when this process begins to end.
+        self._is_leaving = False
         # What ends the requests that are open when the time of a drain is over.
         self._end: LmiError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            from lmi.duplex.socket import open_socket
+
+            await open_socket(scope, receive, send, self)
+            return
+
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -274,7 +296,14 @@ class ErrorMiddleware:
 
         service = self._models.only
         async with exchange.deadline(None):
-            if service is not None and service.standards is not None:
+            if WEBSOCKET in exchange.scope:
+                from lmi.duplex.conversation import converse
+
+                if self._is_leaving:
+                    raise Draining("the server is shutting down")
+
+                await converse(exchange, self._models)
+            elif service is not None and service.standards is not None:
                 await self._pass_code(exchange, service, receive, send)
             else:
                 await self._app(exchange.scope, receive, send)
@@ -315,6 +344,14 @@ class ErrorMiddleware:
         body = api.whole(rendered.media_type, rendered.body)
         await exchange.send_whole(rendered.status, rendered.media_type, body, headers.items())
 
+    def leave(self) -> None:
+        """Close the WebSockets on which nothing runs, and the others when that has ended."""
+        self._is_leaving = True
+        for exchange in self._open:
+            socket = exchange.scope.get(WEBSOCKET)
+            if socket is not None:
+                socket.leave()
+
     def end_requests(self) -> None:
         """End every open request with an error, because this process ends."""
         limit_s = self._front_end.config.drain_timeout_s
@@ -332,7 +369,8 @@ class ErrorMiddleware:
         duration_s = time.monotonic() - exchange.started_s
         record = self._front_end.record
         record.num_requests.add(str(exchange.status))
-        record.request_duration_s.observe(duration_s)
+        if WEBSOCKET not in exchange.scope:
+            record.request_duration_s.observe(duration_s)
 
         target = exchange.headers.get(TARGET_MODEL)
         log_fields = {"target_model": target} if target else {}

@@ -96,6 +96,11 @@ class FrontEndProtocol(GuardedProtocol):
     header_timeout_s = _server.header_timeout_s
     body_timeout_s = _server.body_timeout_s
     stall_timeout_s = _server.stall_timeout_s
+    max_message_bytes = _server.max_request_size
+    max_partial_bytes = _server.max_body_memory
+
+    def websocket_at(self, path: str) -> type[Any] | None:
+        return lmi.server.app.websocket_at(path)
 
     def is_leaving(self) -> bool:
         return _block.supervisor.phase in (Phase.LEAVING, Phase.DRAINING)
@@ -135,7 +140,9 @@ class FrontEndServer(Server):
             server.close()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(_finish_s, self.config.app.end_requests)  # type: ignore[union-attr]
+        app: Any = self.config.app
+        app.leave()
+        asyncio.get_running_loop().call_later(_finish_s, app.end_requests)
         await super().shutdown(sockets)
 
 

@@ -14,6 +14,7 @@ from http.client import IncompleteRead
 from pathlib import Path
 
 import pytest
+from websockets.sync.client import connect
 
 from tests.served import Server, launch
 from tests.system.container import ROOT, wait_until, write_model
@@ -184,6 +185,27 @@ def test_a_route_in_custom_attributes_goes_past_the_handler_as_in_aws_s_image(
     headers = {"X-Amzn-SageMaker-Custom-Attributes": "route=/v1/completions"}
     answer = server.post({"prompt": "ab", "max_tokens": 3}, headers=headers)
     assert json.loads(answer.body)["choices"][0]["text"] == "aba"
+
+
+def test_a_message_of_a_websocket_reaches_the_handler_as_a_request_does(server: Server) -> None:
+    asks = ({"act": "body"}, {"act": "stream"}, {"act": "refuse"}, {"act": "stream", "breaks": 1})
+    ends = []
+    with connect(f"ws://127.0.0.1:{server.port}/invocations-bidirectional-stream") as websocket:
+        for number, body in enumerate(asks):
+            websocket.send(json.dumps({"id": f"{number}", "body": body}))
+            messages = []
+            while not messages or "end" not in messages[-1]:
+                messages.append(json.loads(websocket.recv(timeout=60)))
+
+            records = [message["data"] for message in messages if "data" in message]
+            ends.append((messages[0]["status"], records, messages[-1]["end"]))
+
+    assert ends == [
+        (200, [{"act": "body", "adapter": None}], "complete"),
+        (200, ["one\n", "two\n"], "complete"),
+        (418, [{"detail": "a teapot"}], "complete"),
+        (200, ["one\n"], "cut"),
+    ]
 
 
 def test_the_state_s_client_asks_any_route_of_the_server(server: Server) -> None:
