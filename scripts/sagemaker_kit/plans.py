@@ -9,6 +9,7 @@ import json
 import re
 from argparse import Namespace
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ def deploy(options: Namespace) -> Plan:
     each.
     """
     _check_flags(options)
+    scaling.check(options)
     yield model.create(options, options.multi_model, bool(options.async_output))
     variants = configuration.create(options)
     variants["ProductionVariants"][0] |= scaling.managed_instances(options)
@@ -87,13 +89,17 @@ def deploy(options: Namespace) -> Plan:
 
 
 def update(options: Namespace) -> Plan:
-    """Create a model and a configuration, and put them in the place of those that an endpoint
-    serves. These are deleted, or the new ones where SageMaker goes back.
+    """Create a model, and put it in the place of that which an endpoint or a component serves. The
+    former one is deleted, or the new one where SageMaker goes back.
     """
-    _check_kinds(options)
+    _check_flags(options)
     deployment = releases.deployment(options)
     name = releases.timed_name(options.name)
     renamed = Namespace(**{**vars(options), "name": name})
+    if options.component:
+        yield from _update_component(renamed, options.name, deployment)
+        return [f"{options.component} is updated\n".encode()]
+
     former = yield from releases.deployed(options.name)
     yield model.create(renamed, options.multi_model, bool(options.async_output))
     yield Call("sagemaker", "CreateEndpointConfig", configuration.create(renamed))
@@ -113,6 +119,31 @@ def update(options: Namespace) -> Plan:
 
     yield from releases.delete(former)
     return [f"{options.name} is updated\n".encode()]
+
+
+def _update_component(
+    renamed: Namespace, endpoint: str, deployment: dict[str, Any]
+) -> Generator[Step, Any, None]:
+    """Update a base component to the model of `renamed`, which has the new model's name."""
+    component = {"InferenceComponentName": renamed.component}
+    describe = Call("sagemaker", "DescribeInferenceComponent", component)
+    former = _model_of((yield describe)) or endpoint
+    yield model.create(renamed)
+    base = _base_component(renamed)
+    changes = {**component, "Specification": base["Specification"], **deployment}
+    if not renamed.keep_count:
+        changes["RuntimeConfig"] = base["RuntimeConfig"]
+
+    yield Call("sagemaker", "UpdateInferenceComponent", changes)
+    described = yield Wait(describe, "InferenceComponentStatus", UNDER_WAY)
+    yield from _check_status(endpoint, described, "InferenceComponentStatus")
+    if described and _model_of(described) != renamed.name:
+        yield releases.delete_model(renamed.name)
+        reason = described.get("FailureReason", "SageMaker names no reason")
+        raise Failed(f"{renamed.component} went back to what it served before: {reason}")
+
+    if releases.is_of(former, endpoint):
+        yield releases.delete_model(former)
 
 
 def adapter(options: Namespace) -> Plan:
@@ -149,6 +180,10 @@ def teardown(options: Namespace) -> Plan:
         yield Wait(describe, "InferenceComponentStatus", DELETING)
 
     release = yield from releases.deployed(options.name, GONE)
+    for name in filter(None, components.values()):
+        if releases.is_of(name, options.name) and name not in release.models:
+            release = replace(release, models=(*release.models, name))
+
     endpoint = {"EndpointName": options.name}
     yield Call("sagemaker", "DeleteEndpoint", endpoint, GONE)
     yield Wait(Call("sagemaker", "DescribeEndpoint", endpoint, GONE), "EndpointStatus", DELETING)
@@ -163,18 +198,13 @@ def _check_flags(options: Namespace) -> None:
             "not take"
         )
 
-    _check_kinds(options)
+    if options.async_output and options.multi_model:
+        raise Refused("an endpoint is either --async or --multi-model")
+
     if options.component and options.memory_mb is None:
         raise Refused(
             "--component needs --memory-mb, the memory that SageMaker reserves for each copy"
         )
-
-    scaling.check(options)
-
-
-def _check_kinds(options: Namespace) -> None:
-    if options.async_output and options.multi_model:
-        raise Refused("an endpoint is either --async or --multi-model")
 
 
 def _base_component(options: Namespace) -> dict[str, Any]:
@@ -224,9 +254,9 @@ def _check_status(
     raise Failed("\n".join([f"{name} is {status}: {reason}", *lines, advice]))
 
 
-def _components(endpoint: str) -> Generator[Step, Any, list[str]]:
-    """The names of an endpoint's inference components, adapters before the components that they
-    work on.
+def _components(endpoint: str) -> Generator[Step, Any, dict[str, str]]:
+    """The models of an endpoint's inference components by their names: first adapters, which have
+    none, then the components that they work on. A component may have none either.
     """
     names: list[str] = []
     filters = {"EndpointNameEquals": endpoint}
@@ -242,15 +272,23 @@ def _components(endpoint: str) -> Generator[Step, Any, list[str]]:
 
         filters = {"EndpointNameEquals": endpoint, "NextToken": token}
 
-    adapters = []
+    adapters = {}
+    bases = {}
     for name in names:
-        description = yield Call(
-            "sagemaker", "DescribeInferenceComponent", {"InferenceComponentName": name}, GONE
-        )
-        if "BaseInferenceComponentName" in (description or {}).get("Specification", {}):
-            adapters.append(name)
+        component = {"InferenceComponentName": name}
+        description = yield Call("sagemaker", "DescribeInferenceComponent", component, GONE)
+        description = description or {}
+        is_adapter = "BaseInferenceComponentName" in description.get("Specification", {})
+        models = adapters if is_adapter else bases
+        models[name] = _model_of(description)
 
-    return adapters + [name for name in names if name not in adapters]
+    return adapters | bases
+
+
+def _model_of(component: dict[str, Any]) -> str:
+    """The model of a described component, or "" if it names none."""
+    name: str = component.get("Specification", {}).get("ModelName", "")
+    return name
 
 
 def transform(options: Namespace) -> Plan:

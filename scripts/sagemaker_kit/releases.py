@@ -38,14 +38,14 @@ def deployed(endpoint: str, tolerated: str = "") -> Generator[Step, Any, Release
     """
     described = yield Call("sagemaker", "DescribeEndpoint", {"EndpointName": endpoint}, tolerated)
     configuration = (described or {}).get("EndpointConfigName", endpoint)
-    if not _is_ours(configuration, endpoint):
+    if not is_of(configuration, endpoint):
         return Release(endpoint, (endpoint,))
 
     parameters = {"EndpointConfigName": configuration}
     details = yield Call("sagemaker", "DescribeEndpointConfig", parameters, GONE)
     variants = (details or {}).get("ProductionVariants", [])
     models = [variant["ModelName"] for variant in variants if "ModelName" in variant]
-    ours = tuple(name for name in models if _is_ours(name, endpoint))
+    ours = tuple(name for name in models if is_of(name, endpoint))
     return Release(configuration, ours or (endpoint,))
 
 
@@ -53,15 +53,21 @@ def delete(release: Release) -> Iterator[Call]:
     configuration = {"EndpointConfigName": release.configuration}
     yield Call("sagemaker", "DeleteEndpointConfig", configuration, GONE)
     for name in release.models:
-        yield Call("sagemaker", "DeleteModel", {"ModelName": name}, GONE)
+        yield delete_model(name)
+
+
+def delete_model(name: str) -> Call:
+    return Call("sagemaker", "DeleteModel", {"ModelName": name}, GONE)
 
 
 def deployment(options: Namespace) -> dict[str, Any]:
-    """The member of UpdateEndpoint that says how instances are replaced. Without one all new ones
-    start beside the former.
+    """The member of an update that says how instances, or the copies of a component, are replaced.
+    Without one all new instances start beside the former.
     """
     if options.rolling is not None and options.rolling not in PERCENTS:
-        raise Refused(f"--rolling takes 5 to 50 percent of the instances, given {options.rolling}")
+        raise Refused(
+            f"--rolling takes 5 to 50 percent of the instances or copies, given {options.rolling}"
+        )
 
     if options.rolling is None and not options.alarm:
         if options.wait_s is not None:
@@ -70,6 +76,9 @@ def deployment(options: Namespace) -> dict[str, Any]:
         return {}
 
     wait_s = options.wait_s or 0
+    if options.rolling is None and options.component:
+        raise Refused("--alarm of a --component needs --rolling")
+
     if options.rolling is None:
         routing = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": wait_s}
         config: dict[str, Any] = {"BlueGreenUpdatePolicy": {"TrafficRoutingConfiguration": routing}}
@@ -86,6 +95,7 @@ def deployment(options: Namespace) -> dict[str, Any]:
     return {"DeploymentConfig": config}
 
 
-def _is_ours(name: str, endpoint: str) -> bool:
+def is_of(name: str, endpoint: str) -> bool:
+    """Whether a configuration or a model has a name that was given here for this endpoint."""
     timed = re.escape(endpoint[:MAX_STEM_CHARS]) + r"-\d{8}-\d{6}"
     return name == endpoint or re.fullmatch(timed, name) is not None

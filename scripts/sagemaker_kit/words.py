@@ -56,23 +56,27 @@ def _push(word: ArgumentParser) -> None:
 
 def _deploy(word: ArgumentParser) -> None:
     _release(word)
-    word.add_argument("--component", help="a base inference component of this name, for adapters")
+    _component(word, "a base inference component of this name, for adapters")
+    _scaling(word)
+
+
+def _component(word: ArgumentParser, help: str) -> None:
+    word.add_argument("--component", help=help)
     word.add_argument(
         "--memory-mb", type=int, metavar="MB", help="memory of each copy of the component"
     )
     word.add_argument("--gpus", type=int, metavar="N", help="GPUs of each copy of the component")
-    _scaling(word)
 
 
 def _update(word: ArgumentParser) -> None:
     _release(word)
-    word.set_defaults(component=None)
+    _component(word, "update this base inference component, with --count copies")
     word.add_argument(
         "--rolling",
         type=int,
         metavar="PERCENT",
-        help="replace so many of the instances at a time, 5 to 50 (default: start all new ones "
-        "beside the former)",
+        help="replace so many of the instances or copies at a time, 5 to 50 (default: start all "
+        "new instances beside the former)",
     )
     word.add_argument(
         "--wait-s", type=int, metavar="S", help="look at the alarms for so long after each batch"
@@ -87,7 +91,7 @@ def _update(word: ArgumentParser) -> None:
     word.add_argument(
         "--keep-count",
         action="store_true",
-        help="keep the number of instances, which scaling has set, in place of --count",
+        help="keep the number of instances or copies, which scaling has set, in place of --count",
     )
 
 

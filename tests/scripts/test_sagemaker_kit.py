@@ -83,6 +83,7 @@ COMMANDS: dict[str, Sequence[str]] = {
     "scaling": (*DEPLOY, "--max-count", "4"),
     "update": UPDATE,
     "rolling update": (*UPDATE, *ROLLING),
+    "update of a component": (*UPDATE, *COMPONENT, *ROLLING),
     "update with alarms": (*UPDATE, "--alarm", "chat-errors", "--wait-s", "60", "--keep-count"),
     "scaling of a component": (*DEPLOY, *COMPONENT, "--min-count", "0", "--max-count", "4"),
     "teardown of what scales": ("teardown", "chat", "--scaled"),
@@ -455,6 +456,24 @@ def test_an_update_that_sagemaker_takes_back_deletes_what_it_has_made_and_says_w
     assert done[-2:] == [("DeleteEndpointConfig", name), ("DeleteModel", name)]
 
 
+def test_an_update_of_a_component_replaces_its_copies_and_the_model_that_they_have() -> None:
+    calls = calls_of(COMMANDS["update of a component"])
+    assert [call.operation for call in calls] == [
+        "DescribeInferenceComponent",
+        "CreateModel",
+        "UpdateInferenceComponent",
+        "DescribeInferenceComponent",
+        "DeleteModel",
+    ]
+    parameters = calls[2].parameters
+    assert parameters["InferenceComponentName"] == "base"
+    assert parameters["Specification"]["ModelName"] == calls[1].parameters["ModelName"]
+    assert parameters["RuntimeConfig"] == {"CopyCount": 1}
+    policy = parameters["DeploymentConfig"]["RollingUpdatePolicy"]
+    assert policy["MaximumBatchSize"] == {"Type": "CAPACITY_PERCENT", "Value": 25}
+    assert calls[4].parameters == {"ModelName": "chat"}
+
+
 def test_an_update_may_keep_the_number_of_instances_that_scaling_has_set() -> None:
     parameters = parameters_of((*UPDATE, "--keep-count"), "UpdateEndpoint")
     assert parameters["RetainAllVariantProperties"] is True
@@ -463,7 +482,12 @@ def test_an_update_may_keep_the_number_of_instances_that_scaling_has_set() -> No
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--rolling", "51"), "--rolling takes 5 to 50 percent of the instances, given 51"),
+        (
+            ("--rolling", "51"),
+            "--rolling takes 5 to 50 percent of the instances or copies, given 51",
+        ),
+        ((*COMPONENT, "--alarm", "slow"), "--alarm of a --component needs --rolling"),
+        (("--component", "base"), "--component needs --memory-mb"),
         (("--wait-s", "5"), "--wait-s goes with --rolling or --alarm"),
         (("--rolling", "50", "--wait-s", "3601"), "WaitIntervalInSeconds is 3601"),
         (("--rolling", "50", "--alarm", " "), "AlarmName is ' ', its pattern is"),
@@ -705,7 +729,7 @@ def test_teardown_deletes_adapters_bases_endpoint_and_what_it_serves_in_this_ord
         return {
             "Specification": {"BaseInferenceComponentName": "base"}
             if name == "poet"
-            else {"ModelName": "chat"}
+            else {"ModelName": "chat-20261130-180900"}
         }
 
     done: list[tuple[Any, ...]] = []
@@ -723,6 +747,7 @@ def test_teardown_deletes_adapters_bases_endpoint_and_what_it_serves_in_this_ord
         ("DescribeEndpoint", "chat"),
         ("DeleteEndpointConfig", "chat-20261130-173355"),
         ("DeleteModel", "chat-20261130-173355"),
+        ("DeleteModel", "chat-20261130-180900"),
     ]
 
 
