@@ -157,7 +157,7 @@ def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours_but_what
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    settings = ("", ".annexes", ".config", ".kinds", ".listeners", ".option")
+    settings = ("", ".annexes", ".config", ".kinds", ".listeners", ".option", ".user")
     options = ("lmi.user_code", "lmi.user_code.options")
     assert done.stdout.split() == [*(f"lmi.settings{name}" for name in settings), *options]
 

@@ -53,7 +53,7 @@ ANNEXES = {
     "sources": ("lmi.sources",),
     "start": ("lmi.supervisor.stages",),
     "tracing": ("lmi.tracing",),
-    "options": ("lmi.settings.annexes", "lmi.settings.listeners"),
+    "options": ("lmi.settings.annexes", "lmi.settings.listeners", "lmi.settings.user"),
     "secure_mode": ("lmi.settings.secure_mode",),
     "strangers": ("lmi.settings.strangers",),
     "generation": ("lmi.settings.generation",),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lmi.models.folder import Model, ModelFolder
 from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
-from lmi.settings.listeners import User
+from lmi.settings.user import User
 from lmi.shared import processes
 from lmi.shared.desired_state import State
 from lmi.shared.state import Phase

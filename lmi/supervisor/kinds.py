@@ -15,7 +15,7 @@ from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartEr
 from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
 from lmi.settings.config import Config
 from lmi.settings.handler import USER_CODE, announced
-from lmi.settings.listeners import User
+from lmi.settings.user import User
 from lmi.shared.linux import REPLICA, SUPERVISOR_PID
 from lmi.shared.machine import unusable_gpu_files
 from lmi.shared.memory_file import MemoryFile

@@ -21,9 +21,9 @@ from pathlib import Path
 from lmi.errors import BadConfiguration, StartError
 from lmi.runtime import URL, Runtime, ServerRuntime, cannot_write
 from lmi.settings.config import Config, ServerConfig
-from lmi.settings.listeners import User
 from lmi.settings.resolve import Resolved
 from lmi.settings.start import Fetched
+from lmi.settings.user import User
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.machine import MB, PROC, memory_limit, num_free_tasks
 from lmi.shared.state import SupervisorRecord

@@ -30,7 +30,7 @@ from typing import NoReturn
 import lmi.shared.log
 from lmi.errors import ModelUnusable, StartError, cause_line
 from lmi.settings.kinds import is_true
-from lmi.settings.listeners import User
+from lmi.settings.user import User
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams
 from lmi.sources.fetches import FAILURE, PROGRESS, FetchReport, write

@@ -14,7 +14,7 @@ from lmi.errors import Conflict, InvalidParameter
 from lmi.models.folder import MAX_FAILED, Model, ModelFolder
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.listeners import User
+from lmi.settings.user import User
 from lmi.shared.desired_state import State
 
 

@@ -12,7 +12,7 @@ import pytest
 from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.models.settings import resolve_model
 from lmi.settings.config import ServerConfig
-from lmi.settings.listeners import User
+from lmi.settings.user import User
 from lmi.shared.machine import unusable_gpu_files
 from lmi.supervisor.kinds import check_files
 

@@ -10,7 +10,7 @@ import pytest
 
 from lmi.runtime import Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.listeners import User
+from lmi.settings.user import User
 from lmi.shared.state import Phase
 from lmi.supervisor import kinds
 from lmi.supervisor.cores import Cores
