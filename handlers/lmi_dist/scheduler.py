@@ -14,7 +14,7 @@ import time
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence as SequenceOf
 from contextlib import suppress
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -60,7 +60,10 @@ class _ProposedDraft(NamedTuple):
 
 
 class Scheduler:
-    """The scheduler owns the lists of `waiting` and `running` sequences, both sorted by rank."""
+    """The sequences that wait and those that run, both sorted by rank.
+
+    The executor calls `schedule` before a step and `commit` after it, both on the engine's thread.
+    """
 
     def __init__(
         self,
@@ -132,6 +135,7 @@ class Scheduler:
         A short step has the decodes of express sequences only.
         """
         num_preemptions = self._make_room()
+
         decoders = [row for row in self.running if row.num_computed >= row.num_prefill]
         # Express ones are the first in rank.
         express = list(takewhile(_is_express, decoders))
@@ -150,11 +154,10 @@ class Scheduler:
             prefills += self._prefills(num_tokens_of(decodes), num_prompts)
 
         plan = Plan(decodes, [prefill.chunk for prefill in prefills], self.cache.copies)
-        *first_rows, _ = accumulate([chunk.num_logits for chunk in plan.chunks], initial=0)
         batch = Batch(
             plan,
             sequences=decoding + [prefill.sequence for prefill in prefills],
-            rows=first_rows,
+            rows=_first_rows(plan),
             followers=_followers_of(prefills),
             failed=self._failed,
             num_preemptions=num_preemptions,
@@ -165,7 +168,9 @@ class Scheduler:
         return batch
 
     def _rows_of(self, decoders: list[EmbeddedSequence]) -> list[EmbeddedSequence]:
-        """The rows of sequences that decode, or those of their beams, in the order of the plan."""
+        """Return the rows of sequences that decode, or those of their beams, in the order of the
+        plan.
+        """
         rows = decoders
         if self.beam_width != 1:
             rows = [row for sequence in decoders for row in sequence.beam_rows]
@@ -173,12 +178,20 @@ class Scheduler:
         return sorted(rows, key=self._order)
 
     def _decodes(self, decoding: list[EmbeddedSequence]) -> list[Chunk]:
-        table = self.cache.table
-        return [
-            Chunk(row.slot, row.num_computed, row.token_ids[-1:], 1, table(row.slot), row.adapter)
-            for row in decoding
-            if row.slot is not None
-        ]
+        """Return a chunk for the last token of each row."""
+        chunks: list[Chunk] = []
+        for row in decoding:
+            assert row.slot is not None
+            chunk = Chunk(
+                row.slot,
+                start=row.num_computed,
+                token_ids=row.token_ids[-1:],
+                table=self.cache.table(row.slot),
+                adapter=row.adapter,
+            )
+            chunks.append(chunk)
+
+        return chunks
 
     @property
     def beam_width(self) -> int | None:
@@ -305,6 +318,7 @@ class Scheduler:
                 self._preempt(self.running[-1])
 
     def _preempt(self, sequence: EmbeddedSequence) -> None:
+        """Take a running sequence's blocks, and let it wait to compute its tokens again."""
         self.remove(sequence)
         sequence.restart()
         sequence.is_restored = False
@@ -408,6 +422,7 @@ class Scheduler:
         return True
 
     def _admit_followers(self) -> None:
+        """Let the first that wait run while they follow a leader and find room."""
         while self.waiting and _follows(self.waiting[0]):
             num_later = 0
             if self.cache.shares_blocks:
@@ -461,6 +476,9 @@ class Scheduler:
         return True
 
     def _next_chunk(self, sequence: EmbeddedSequence, match: Match, budget: int) -> Chunk:
+        """Return the next prompt tokens of a sequence, at most `budget`, behind what a cached block
+        has of them.
+        """
         slot = sequence.slot
         assert slot is not None
 
@@ -526,6 +544,17 @@ class Scheduler:
             sequence.count_cached(sequence.num_cached_tokens + num_parts * TOKENS_PER_PART)
 
         sequence.num_computed = num_tokens
+
+
+def _first_rows(plan: Plan) -> list[int]:
+    """Return the row of the logits with which each chunk of a plan begins."""
+    first_rows: list[int] = []
+    num_rows = 0
+    for chunk in plan.chunks:
+        first_rows.append(num_rows)
+        num_rows += chunk.num_logits
+
+    return first_rows
 
 
 def _rank(sequence: EmbeddedSequence) -> tuple[float, int, int]:
