@@ -226,12 +226,14 @@ class MemoryWatch:
         usual_step_bytes: int,
         *,
         idle_timeout_s: float | None = None,
+        memory_bytes: int | None = None,
         free_bytes: Callable[[], int] | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`usual_step_bytes`: of the activations in a step with as many prompt tokens and decodes
         as there may be. `idle_timeout_s`: blocks that nobody has used for so long go back to the
-        system even if memory is not short. The cache must have the same clock.
+        system even if memory is not short. The cache must have the same clock. `memory_bytes` and
+        `free_bytes` are the machine's, unless they are given.
         """
         self._cache = cache
         self._memory = memory
@@ -240,7 +242,7 @@ class MemoryWatch:
         self._free_bytes = free_bytes or machine.free_bytes
         self._now_s = now_s
 
-        share = int(MARGIN_SHARE * machine.memory_bytes())
+        share = int(MARGIN_SHARE * (memory_bytes or machine.memory_bytes()))
         self._margin = min(max(share, LEAST_MARGIN), LARGEST_MARGIN)
         # The bytes of the activations in the largest step so far.
         self._written_bytes = 0

@@ -21,12 +21,13 @@ from handlers.lmi_dist.memory import LEAST_MARGIN, MemoryWatch, need_of
 from handlers.lmi_dist.native.records import TOKENS_PER_BLOCK
 from handlers.lmi_dist.native_runner import weight_bytes
 from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.runner import BlockMemory
 from lmi.errors import ModelUnusable
 from lmi.executor import ErrorKind, OutputConfig, Request, Response, SamplingConfig
 from lmi.settings.config import EngineConfig
 from lmi.shared import machine
 from lmi.shared.machine import MB
-from tests.fake_runner import Floats, SharingRunner
+from tests.fake_runner import FakeRunner, Floats, SharingRunner
 from tests.machine import wait_until
 from tests.tiny_models import tiny_model
 
@@ -54,20 +55,25 @@ class Machine:
     test says so.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.now_s = 0.0
         self.cache: KvCache | None = None
-        monkeypatch.setattr(machine, "memory_bytes", lambda: 64 * MB)
-        monkeypatch.setattr(machine, "free_bytes", self._free_bytes)
 
-    def _free_bytes(self, proc: object = None) -> int:
+    def _free_bytes(self) -> int:
         num_written = 0 if self.cache is None else self.cache.num_blocks - self.cache.num_new
         return LEAST_MARGIN + (self.num_blocks - num_written) * BLOCK_BYTES
 
-    def watch(self, cache: KvCache, memory: FakeMemory) -> MemoryWatch:
+    def watch(self, cache: KvCache, memory: BlockMemory) -> MemoryWatch:
         self.cache = cache
-        return MemoryWatch(cache, memory, 0, now_s=lambda: self.now_s)
+        return MemoryWatch(
+            cache,
+            memory,
+            0,
+            memory_bytes=64 * MB,
+            free_bytes=self._free_bytes,
+            now_s=lambda: self.now_s,
+        )
 
     def later(self, watch: MemoryWatch, num_blocks: int) -> None:
         """Let the other processes leave memory for so many blocks in all, and look."""
@@ -177,20 +183,18 @@ def test_an_engine_tells_what_it_holds_of_the_memory(caplog: pytest.LogCaptureFi
     assert after.weights == before.weights
 
 
-def test_blocks_without_memory_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_without_memory_are_not_free() -> None:
     cache = KvCache(num_blocks=10, num_slots=4)
     memory = FakeMemory()
-    Machine(monkeypatch, num_blocks=4).watch(cache, memory).look()
+    Machine(num_blocks=4).watch(cache, memory).look()
     assert cache.num_free_blocks == 4
     assert cache.can_allocate(4 * 16) and not cache.can_allocate(5 * 16)
 
 
-def test_a_block_that_was_written_once_needs_no_more_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_block_that_was_written_once_needs_no_more_memory() -> None:
     cache = KvCache(num_blocks=10, num_slots=4)
     memory = FakeMemory()
-    here = Machine(monkeypatch, num_blocks=4)
+    here = Machine(num_blocks=4)
     watch = here.watch(cache, memory)
     watch.look()
     cache.free(taken(cache, 3))
@@ -200,12 +204,10 @@ def test_a_block_that_was_written_once_needs_no_more_memory(
     assert memory.given_back == []
 
 
-def test_blocks_that_nobody_uses_are_given_back_when_memory_is_short(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_blocks_that_nobody_uses_are_given_back_when_memory_is_short() -> None:
     cache = KvCache(num_blocks=10, num_slots=4, reuses_prefixes=True)
     memory = FakeMemory()
-    here = Machine(monkeypatch, num_blocks=10)
+    here = Machine(num_blocks=10)
     watch = here.watch(cache, memory)
     watch.look()
     kept_slot = taken(cache, 3)
@@ -224,12 +226,10 @@ def test_blocks_that_nobody_uses_are_given_back_when_memory_is_short(
     assert cache.num_free_blocks == 7
 
 
-def test_a_step_that_would_take_what_is_left_is_refused_and_a_smaller_one_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_that_would_take_what_is_left_is_refused_and_a_smaller_one_is_not() -> None:
     cache = KvCache(num_blocks=10, num_slots=4)
     memory = FakeMemory()
-    watch = Machine(monkeypatch, num_blocks=4).watch(cache, memory)
+    watch = Machine(num_blocks=4).watch(cache, memory)
     watch.check(Plan([], [Chunk(0, 0, [1] * 9, num_logits=1)]))
     with pytest.raises(MemoryError, match="a step needs 39 MB more, and 20 MB are left"):
         watch.check(Plan([], [Chunk(0, 0, [1] * 40, num_logits=40)]))
@@ -263,11 +263,41 @@ def runner() -> SharingRunner:
     return runner
 
 
+class EngineBesideOthers(EmbeddedExecutor):
+    """An engine in a container."""
+
+    def __init__(self, here: Machine, runner: FakeRunner, config: EngineConfig) -> None:
+        self._here = here
+        super().__init__(runner, config)
+
+    def _new_watch(self, *sizes: object) -> MemoryWatch:
+        assert self._runner.memory is not None
+        return self._here.watch(self._cache, self._runner.memory)
+
+
+class RunnerBesideOthers(SharingRunner):
+    """Each of its steps takes a second, and after ten of them other processes leave memory for ten
+    blocks.
+    """
+
+    def __init__(self, here: Machine) -> None:
+        super().__init__()
+        self.memory = FakeMemory(row_bytes=0)
+        self._here = here
+
+    def forward(self, plan: Plan) -> Floats:
+        if len(self.plans) == 10:
+            self._here.num_blocks = 10
+
+        self._here.now_s += 1.0
+        return super().forward(plan)
+
+
 def test_a_request_that_finds_no_memory_ends_and_smaller_ones_and_the_engine_go_on(
-    monkeypatch: pytest.MonkeyPatch, runner: SharingRunner
+    runner: SharingRunner,
 ) -> None:
-    Machine(monkeypatch, num_blocks=4)
-    with EmbeddedExecutor(runner, EngineConfig(max_kv_cache_tokens=512)) as executor:
+    config = EngineConfig(max_kv_cache_tokens=512)
+    with EngineBesideOthers(Machine(num_blocks=4), runner, config) as executor:
         large = executor.enqueue_request(ask(200))
         small = executor.enqueue_requests([ask(30, first) for first in range(3, 9)])
         responses = ended(executor, 7)
@@ -287,33 +317,19 @@ def test_a_request_that_finds_no_memory_ends_and_smaller_ones_and_the_engine_go_
     )
 
 
-def test_sequences_that_lose_their_memory_wait_for_others_and_get_the_same_answer(
-    monkeypatch: pytest.MonkeyPatch, runner: SharingRunner
-) -> None:
+def test_sequences_that_lose_their_memory_wait_for_others_and_get_the_same_answer() -> None:
     """As many blocks as all need are there at first, and then room for two of the four
     sequences.
     """
     sampling = SamplingConfig(seed=1)
     requests = [ask(40, first, max_tokens=40, sampling_config=sampling) for first in range(3, 7)]
-    with EmbeddedExecutor(SharingRunner(), EngineConfig(max_kv_cache_tokens=512)) as executor:
+    config = EngineConfig(max_kv_cache_tokens=512)
+    with EmbeddedExecutor(SharingRunner(), config) as executor:
         alone = ended_tokens(executor, requests)
 
-    here = Machine(monkeypatch, num_blocks=32)
-    forward = runner.forward
-
-    def forward_beside_others(plan: Plan) -> Floats:
-        if len(runner.plans) == 10:
-            here.num_blocks = 10
-
-        here.now_s += 1.0
-        return forward(plan)
-
-    monkeypatch.setattr(runner, "forward", forward_beside_others)
-    with EmbeddedExecutor(runner, EngineConfig(max_kv_cache_tokens=512)) as executor:
-        here.cache = executor._cache  # noqa: SLF001
-        assert executor._watch is not None  # noqa: SLF001
-
-        executor._watch._now_s = lambda: here.now_s  # noqa: SLF001
+    here = Machine(num_blocks=32)
+    runner = RunnerBesideOthers(here)
+    with EngineBesideOthers(here, runner, config) as executor:
         assert ended_tokens(executor, requests) == alone
         assert sum(stats.num_preemptions for stats in executor.get_latest_iteration_stats()) > 0
 
@@ -357,18 +373,17 @@ def test_a_model_that_does_not_fit_is_refused_with_the_numbers(
         load_runner(str(tiny_model("llama")), EngineConfig(), lambda stage, share: None)
 
 
-def test_the_cache_takes_what_the_model_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "memory_bytes", lambda: 1 << 40)
+def test_the_cache_takes_what_the_model_leaves() -> None:
     assert (
         choose_limits(
-            EngineConfig(), 4096, 16, token_bytes=100, room_bytes=320_000
+            EngineConfig(), 4096, 16, token_bytes=100, device_bytes=1 << 40, room_bytes=320_000
         ).num_cache_tokens
         == 3200
     )
 
     assert (
         choose_limits(
-            EngineConfig(), 4096, 16, token_bytes=100, room_bytes=1 << 40
+            EngineConfig(), 4096, 16, token_bytes=100, device_bytes=1 << 40, room_bytes=1 << 40
         ).num_cache_tokens
         == 64 * 2048
     )
@@ -379,7 +394,9 @@ def test_a_cache_that_an_operator_wants_larger_than_the_memory_is_told(
 ) -> None:
     config = EngineConfig(max_kv_cache_tokens=4096)
     assert (
-        choose_limits(config, 4096, 16, token_bytes=100, room_bytes=320_000).num_cache_tokens
+        choose_limits(
+            config, 4096, 16, token_bytes=100, device_bytes=1 << 40, room_bytes=320_000
+        ).num_cache_tokens
         == 4096
     )
     assert "option.max_kv_cache_tokens=4096 is more than fits into memory now, 3200" in caplog.text
