@@ -14,8 +14,9 @@ from contextlib import suppress
 from lmi import errors
 from lmi.adapters.source import fetch
 from lmi.errors import ErrorInfo, LmiError, StartError, from_info, shorten
-from lmi.models.choice import CANNOT_START, LOOK_S, SeveralModels, reason_for_client, until
+from lmi.models.choice import SeveralModels, reason_for_client
 from lmi.models.folder import Model
+from lmi.models.followed import CANNOT_START, LOOK_S, until
 from lmi.models.settings import need_bytes, resolve_model
 from lmi.settings.config import Config
 from lmi.settings.ports import choose_free_ports
