@@ -65,7 +65,7 @@ async def converse(exchange: Exchange, models: Models) -> None:
 class Duplex:
     """One WebSocket, and the messages that are answered on it."""
 
-    def __init__(self, exchange: Exchange, socket: Socket) -> None:
+    def __init__(self, exchange: Exchange, socket: Socket, idle_s: float = IDLE_S) -> None:
         self._exchange = exchange
         self._socket = socket
         self._app: ASGIApp = exchange.scope["app"]
@@ -73,9 +73,10 @@ class Duplex:
         # Set when the last message without an id is answered.
         self._last_answered = asyncio.Event()
         self._last_answered.set()
+        self._idle_s = idle_s
         self._is_leaving = False
         # Ends the conversation when nothing runs.
-        self._limit = asyncio.timeout(IDLE_S)
+        self._limit = asyncio.timeout(idle_s)
         self._is_open = False
         socket.on_leave = self._leave
 
@@ -84,7 +85,7 @@ class Duplex:
             async with self._limit:
                 await self._take_all()
         except TimeoutError:
-            reason = f"nothing came for {IDLE_S:g} s"
+            reason = f"nothing came for {self._idle_s:g} s"
             if self._is_leaving:
                 reason = "the server shuts down"
 
@@ -121,7 +122,7 @@ class Duplex:
         if not self._is_open or self._limit.expired():
             return
 
-        delay_s = 0.0 if self._is_leaving else IDLE_S
+        delay_s = 0.0 if self._is_leaving else self._idle_s
         due_s = asyncio.get_running_loop().time() + delay_s
         self._limit.reschedule(None if self._running else due_s)
 
