@@ -120,7 +120,8 @@ ARROWS = {
     "commands": {"client", "gateway", "options", "other_names", "sources"},
     # The whole document names all of them, and each is described in its words
     "description": {
-        *("adapters", "anthropic", "batch", "embeddings", "metrics", "models", "openai"),
+        *("adapters", "anthropic", "batch", "duplex", "embeddings", "metrics", "models"),
+        "openai",
         *("pages", "responses", "sessions", "tgi", "triton"),
     },
     "embeddings": {"description", "openai"},

@@ -38,6 +38,7 @@ from lmi.description.schemas import (
     request_object,
     table_schemas,
 )
+from lmi.duplex.paths import STREAM
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS
 from lmi.models import description as models
 from lmi.server.metrics import MEDIA_TYPE
@@ -185,6 +186,12 @@ def server(config: Config) -> ApiDescription:
         "How a batch transform should send its records",
         "ExecutionParameters",
     )
+    websocket = api.add("get", STREAM, "A WebSocket, each message of which is a request", None)
+    websocket["responses"]["101"] = {"description": "the WebSocket is open"}
+    websocket["responses"]["426"] = {
+        "description": "The request does not ask for a WebSocket.",
+        "content": api.error,
+    }
     return api
 
 
