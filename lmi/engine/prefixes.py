@@ -18,7 +18,8 @@ import msgspec
 from lmi.engine.client import ANYBODY, BySlot, EngineConnection, Engines, slot_of
 from lmi.engine.submission import FrameMemory, Submission
 from lmi.executor import Request
-from lmi.shared.state import WORD, EngineRecord, FrontEndRecord
+from lmi.shared.records import WORD
+from lmi.shared.state import EngineRecord, FrontEndRecord
 from lmi.types import Origin
 
 BLOCK_SIZE = 64  # tokens

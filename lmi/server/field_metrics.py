@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lmi.shared import state
-from lmi.shared.state import Record
+from lmi.shared.records import Record
 
 MODEL = ("model",)
 

@@ -21,7 +21,8 @@ from lmi.server.load_report import kv_cache_usage
 from lmi.server.service import Models
 from lmi.server.twins import ENGINE, joined_names, twins
 from lmi.shared import state
-from lmi.shared.state import Block, Record
+from lmi.shared.records import Counters, CounterView, Histogram, HistogramView, Record
+from lmi.shared.state import Block
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 LORA_LABELS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
@@ -227,7 +228,7 @@ def _family(kind: type[Record], row: FieldMetric, groups: Iterable[RecordGroup])
     """Return the metric of a field, with a sample or several for each group."""
     field = kind.fields[row.field]
     family_class: Any = core.CounterMetricFamily
-    if isinstance(field, state.Histogram):
+    if isinstance(field, Histogram):
         family_class = core.HistogramMetricFamily
     elif _is_gauge(kind, row):
         family_class = core.GaugeMetricFamily
@@ -235,9 +236,9 @@ def _family(kind: type[Record], row: FieldMetric, groups: Iterable[RecordGroup])
     family = family_class(row.name, row.help, labels=row.labels)
     for labels, records in groups:
         values = [getattr(record, row.field) for record in records]
-        if isinstance(field, state.Histogram):
+        if isinstance(field, Histogram):
             family.add_metric(labels, *summed(values))
-        elif isinstance(field, state.Counters):
+        elif isinstance(field, Counters):
             for counter_name, total in _totals(values).items():
                 family.add_metric([*labels, counter_name], total)
         elif row.shows_worst:
@@ -252,7 +253,7 @@ def _is_gauge(kind: type[Record], row: FieldMetric) -> bool:
     return kind.fields[row.field].is_gauge and not row.is_counter
 
 
-def _totals(views: Iterable[state.CounterView]) -> dict[str, int]:
+def _totals(views: Iterable[CounterView]) -> dict[str, int]:
     """Return the sums of the counters of several records, by label."""
     totals: dict[str, int] = {}
     for view in views:
@@ -287,7 +288,7 @@ def num_log_lines_dropped(block: Block) -> int:
     return total + block.supervisor.num_log_lines_dropped_by_master
 
 
-def summed(views: Sequence[state.HistogramView]) -> tuple[list[tuple[str, float]], float]:
+def summed(views: Sequence[HistogramView]) -> tuple[list[tuple[str, float]], float]:
     """Return the sum of the views: the cumulative buckets of the text format, and the sum of the
     values.
     """

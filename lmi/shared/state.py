@@ -1,10 +1,5 @@
-"""The block of memory that all processes share. It has a record of each process, so that any of
-them can be read without asking the process.
-
-Values are 8 bytes, aligned, so a reader sees an old value or a new one. A field has one writer at a
-time, as a rule the process itself. Totals survive its death: the next process of the slot goes on
-counting. Gauges are zero when a process claims its slot, and again when its record is released
-after its end.
+"""The block of memory that all processes share. It has a record of each process (`records.py` says
+how one lies in memory), so that any of them can be read without asking the process.
 """
 
 from __future__ import annotations
@@ -14,288 +9,44 @@ import mmap
 import os
 import struct
 import time
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
 from lmi.errors import STATUSES, LmiError, NoMemory, is_out_of_memory
+from lmi.shared.histogram_bounds import (
+    FIRST_TOKEN_BOUNDS_S,
+    INTER_TOKEN_BOUNDS_S,
+    LATENCY_BOUNDS_S,
+    LENGTH_BOUNDS,
+    PHASE_BOUNDS_S,
+    STEP_BOUNDS,
+)
+from lmi.shared.records import WORD, Counters, Float, Histogram, Int, Record, SharedWords, TextField
 
-WORD = 8  # bytes
 # An engine without a sign of life for so long does not count as ready.
 SILENT_S = 5.0
-
-
-class Field:
-    """A named place in a record, `num_words` long. Each subclass is one type of value, which is
-    read and set as an attribute of the record.
-    """
-
-    num_words = 1
-
-    def __init__(self, *, is_gauge: bool = False) -> None:
-        self.is_gauge = is_gauge
-        # Words from the start of the record.
-        self.offset = 0
-
-    def bytes_in(self, record: Record) -> memoryview:
-        """Return the bytes of this field in a record."""
-        start = (record.base + self.offset) * WORD
-        return record.block.raw[start : start + self.num_words * WORD]
-
-
-class Int(Field):
-    """A whole number."""
-
-    def __get__(self, record: Record, owner: type) -> int:
-        return record.block.ints[record.base + self.offset]
-
-    def __set__(self, record: Record, value: int) -> None:
-        record.block.ints[record.base + self.offset] = value
-
-
-class Float(Field):
-    """A floating-point number."""
-
-    def __get__(self, record: Record, owner: type) -> float:
-        return record.block.floats[record.base + self.offset]
-
-    def __set__(self, record: Record, value: float) -> None:
-        record.block.floats[record.base + self.offset] = value
-
-
-class TextField(Field):
-    """UTF-8 text, cut where its place ends. It is for people, because a reader may see it half
-    written.
-    """
-
-    def __init__(self, num_bytes: int, *, is_gauge: bool = False) -> None:
-        super().__init__(is_gauge=is_gauge)
-        self.num_words = num_bytes // WORD
-
-    def __get__(self, record: Record, owner: type) -> str:
-        text, _, _ = bytes(self.bytes_in(record)).partition(b"\0")
-        return text.decode("utf-8", "ignore")
-
-    def __set__(self, record: Record, value: str) -> None:
-        place = self.bytes_in(record)
-        # A path in it may have bytes that are no UTF-8.
-        text = value.encode(errors="replace")[: len(place) - 1]
-        place[:] = text.ljust(len(place), b"\0")
-
-
-class Counters(Field):
-    """A number for each label of a fixed list. Labels that are not on it count as the last one."""
-
-    def __init__(self, labels: Sequence[str], *, is_gauge: bool = False) -> None:
-        super().__init__(is_gauge=is_gauge)
-        self.index = {label: i for i, label in enumerate(labels)}
-        self.num_words = len(labels)
-
-    def __get__(self, record: Record, owner: type) -> CounterView:
-        return CounterView(self, record)
-
-
-class CounterView:
-    """The counters of one record, by label."""
-
-    def __init__(self, counters: Counters, record: Record) -> None:
-        self._index = counters.index
-        self._ints = record.block.ints
-        self._start = record.base + counters.offset
-
-    def add(self, label: str, amount: int = 1) -> None:
-        """Add to the counter of a label, or to the last one for a label that is not known."""
-        i = self._index.get(label, len(self._index) - 1)
-        self._ints[self._start + i] += amount
-
-    def set(self, values: Mapping[str, int]) -> None:
-        """Show these values, and 0 for each other label."""
-        for label, i in self._index.items():
-            self._ints[self._start + i] = values.get(label, 0)
-
-    def items(self) -> Iterator[tuple[str, int]]:
-        """Yield each label and its count."""
-        for label, i in self._index.items():
-            yield label, self._ints[self._start + i]
-
-
-class Histogram(Field):
-    """Counts of observed values, and their sum. A value counts at the first bound that it does not
-    exceed, or in a last count if it exceeds all.
-    """
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        super().__init__()
-        self.bounds = tuple(map(float, bounds))
-        self.num_words = len(self.bounds) + 2
-
-    def __get__(self, record: Record, owner: type) -> HistogramView:
-        return HistogramView(self, record)
-
-
-class HistogramView:
-    """A histogram of one record. To make the view costs more than to observe a value, so keep it
-    for frequent use.
-    """
-
-    def __init__(self, histogram: Histogram, record: Record) -> None:
-        self.bounds = histogram.bounds
-        self._ints = record.block.ints
-        self._floats = record.block.floats
-        self._start = record.base + histogram.offset
-        # The index of the sum, behind all counts.
-        self._sum_at = self._start + len(self.bounds) + 1
-
-    def observe(self, value: float, count: int = 1) -> None:
-        """Count a value, or `count` equal ones."""
-        self._ints[self._start + bisect_left(self.bounds, value)] += count
-        self._floats[self._sum_at] += value * count
-
-    @property
-    def counts(self) -> list[int]:
-        """The count of each bound, not cumulative, and then the count above all bounds."""
-        return self._ints[self._start : self._sum_at].tolist()
-
-    @property
-    def sum(self) -> float:
-        """The sum of the values."""
-        return self._floats[self._sum_at]
-
-
-class Record:
-    """The fields about one process. Subclasses declare them, in the order in which they lie in
-    memory.
-    """
-
-    pid: Int | int
-    fields: dict[str, Field] = {}
-    num_words = 0
-
-    def __init_subclass__(cls) -> None:
-        cls.fields = {name: value for name, value in vars(cls).items() if isinstance(value, Field)}
-        cls.num_words = 0
-        for field in cls.fields.values():
-            field.offset = cls.num_words
-            cls.num_words += field.num_words
-
-    def __init__(self, block: Block, base: int) -> None:
-        self.block = block
-        self.base = base
-
-    def claim(self) -> None:
-        """Take the slot for this process. Clears the gauges and keeps the totals."""
-        self.release()
-        self.pid = os.getpid()
-
-    def release(self) -> None:
-        """Free the slot of a process that has ended. Clears the gauges and keeps the totals."""
-        for field in self.fields.values():
-            if field.is_gauge:
-                field.bytes_in(self)[:] = bytes(field.num_words * WORD)
-
-
-LATENCY_BOUNDS_S = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-)
-# The next three have vLLM's bounds, after a few smaller ones, so that its metrics can be made of
-# ours (`server/twins.py`).
-PHASE_BOUNDS_S = (
-    0.001,
-    0.003,
-    0.01,
-    0.03,
-    0.1,
-    0.3,
-    0.5,
-    0.8,
-    1,
-    1.5,
-    2,
-    2.5,
-    5,
-    10,
-    15,
-    20,
-    30,
-    40,
-    50,
-    60,
-    120,
-    240,
-    480,
-    960,
-    1920,
-    7680,
-)
-FIRST_TOKEN_BOUNDS_S = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
-)
-INTER_TOKEN_BOUNDS_S = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-)
-# In tokens.
-STEP_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-# In tokens: 1, 2, 5, 10 and so on, to 500,000.
-LENGTH_BOUNDS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+MAX_LORA_NAMES_BYTES = 2048
+# The classes of requests: their priority is over the default or under it, or they name none.
+PRIORITIES = ("high", "low", "default")
+# The statuses of responses that no error has: HTTP's, and those of single APIs.
+OTHER_STATUSES = {
+    200,
+    207,
+    405,
+    408,
+    415,
+    417,
+    422,
+    429,
+    431,
+    501,
+    505,
+    529,
+}
+STATUS_CODES = (*map(str, sorted(STATUSES | OTHER_STATUSES)), "other")
+FINISH_REASONS = ("length", "eos_token", "stop_sequence", "error", "cancelled", "other")
 
 
 class Phase(enum.IntEnum):
@@ -336,17 +87,14 @@ class SupervisorRecord(Record):
     num_log_lines_dropped_by_master = Int()
 
 
-MAX_LORA_NAMES_BYTES = 2048
-# The classes of requests: their priority is over the default or under it, or they name none.
-PRIORITIES = ("high", "low", "default")
-
-
 class EngineRecord(Record):
     """One process of an engine or of user code.
 
     The supervisor writes `num_starts` and `lost_s`. It writes `phase` when it starts the process,
     and `phase`, `reason` and `cause` when the process has died or hangs.
     """
+
+    block: Block
 
     pid = Int(is_gauge=True)
     phase = Int()
@@ -434,25 +182,6 @@ class EngineRecord(Record):
         return self.phase == Phase.READY and time.monotonic() - self.beat_s < SILENT_S
 
 
-# The statuses of responses that no error has: HTTP's, and those of single APIs.
-OTHER_STATUSES = {
-    200,
-    207,
-    405,
-    408,
-    415,
-    417,
-    422,
-    429,
-    431,
-    501,
-    505,
-    529,
-}
-STATUS_CODES = (*map(str, sorted(STATUSES | OTHER_STATUSES)), "other")
-FINISH_REASONS = ("length", "eos_token", "stop_sequence", "error", "cancelled", "other")
-
-
 class FrontEndRecord(Record):
     """One front end. Its record in the server's block counts what belongs to no model, and that in
     a model's block what belongs to the model.
@@ -503,15 +232,13 @@ class FrontEndRecord(Record):
 R = TypeVar("R", bound=Record)
 
 
-class Block:
+class Block(SharedWords):
     """The mapped file. It begins with the numbers of engines, front ends and formatters. Then come
     the records: the supervisor's, and those of these processes in the same order.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
-        self.raw = memoryview(memory)
-        self.ints = self.raw.cast("q")
-        self.floats = self.raw.cast("d")
+        super().__init__(memory)
 
         num_engines, num_frontends, num_formatters = self.ints[:3]
         lengths = _num_words(num_engines, num_frontends, num_formatters)
