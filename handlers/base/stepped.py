@@ -13,21 +13,20 @@ import operator
 import threading
 import time
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence as SequenceOf
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
 from handlers.base.mailbox import Mailbox, checked
-from handlers.base.token_sequence import AnySequence, TokenSequence, sequences_of
+from handlers.base.step_statistics import StepStatistics, num_requests
+from handlers.base.token_sequence import AnySequence, sequences_of
 from lmi.capabilities import check_request
 from lmi.errors import Overloaded
 from lmi.executor.executor import (
     IterationStats,
     KvCacheStats,
     PromptProgress,
-    RequestStats,
     RequestStatsPerIteration,
 )
 from lmi.executor.request import Request
@@ -38,8 +37,6 @@ MAX_FAILED_STEPS = 3
 SHUTDOWN_TIMEOUT_S = 10.0
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -106,13 +103,9 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         self._ended: list[AnySequence] = []
         # A heap.
         self._deadlines: list[_Deadline] = []
-        # Sequences that report times and were in no step yet.
-        self._unscheduled: list[AnySequence] = []
 
-        self._num_steps = 0
         self._num_failed_steps = 0
-        self._iteration_stats: deque[IterationStats] = deque(maxlen=num_iter_stats)
-        self._request_stats: deque[RequestStatsPerIteration] = deque(maxlen=num_request_stats)
+        self._statistics = StepStatistics[AnySequence](num_iter_stats, num_request_stats)
         self._loop = threading.Thread(target=self._run, name="executor", daemon=True)
 
     def _start(self) -> None:
@@ -192,7 +185,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
                 raise RuntimeError("the executor is shut down")
 
             if self._max_queue_size is not None:
-                num_queued = _num_requests([*self._arrived, *self._queued])
+                num_queued = num_requests([*self._arrived, *self._queued])
                 if num_queued + len(requests) > self._max_queue_size:
                     raise Overloaded(
                         f"{num_queued} requests wait already, at most {self._max_queue_size} may"
@@ -225,7 +218,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         """
         sequences = list(self._live.get(request_id, ()))
         if not sequences:
-            # The request has not crossed a boundary yet.
+            # It has not crossed a boundary yet, or has ended.
             return PromptProgress()
 
         first = sequences[0]
@@ -234,11 +227,11 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
         """Return the statistics of the steps since the last call."""
-        return _drain(self._iteration_stats)
+        return self._statistics.take_steps()
 
     def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
         """Return those of the requests in the steps since the last call."""
-        return _drain(self._request_stats)
+        return self._statistics.take_requests()
 
     def can_enqueue_requests(self) -> bool:
         """Whether it takes requests."""
@@ -325,12 +318,12 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         step = self._step_or_fail() if self._live else None
 
         touched = [] if step is None else _with_siblings_of_failed(step.touched)
-        if self._unscheduled:
-            self._note_scheduled(touched, started)
+        if self._statistics.awaits_first_steps:
+            self._statistics.note_first_steps({*self._active, *touched}, started)
 
         self._settle([sequence for sequence in touched if sequence.is_finished])
         if step is not None or self._ended:
-            self._record(step or Step(), (time.monotonic() - started) * 1000)
+            self._note_step(step or Step(), (time.monotonic() - started) * 1000)
 
         self._publish(touched)
         if self._num_failed_steps >= MAX_FAILED_STEPS:
@@ -343,8 +336,10 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         with self._boundary:
             arrived, self._arrived = self._arrived, []
             cancelled_ids, self._cancelled = self._cancelled, []
-            self._add_all(arrived)
             calls, self._calls = self._calls, []
+            # `enqueue_requests` counts, on another thread, who has arrived and who is queued. With
+            # the lock it finds each sequence in one of them.
+            self._add_all(arrived)
 
         for call in calls:
             try:
@@ -357,9 +352,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
                 call.outcome.set_exception(RuntimeError(f"the call ended with {error!r}"))
 
         for sequence in arrived:
-            if sequence.perf_metrics is not None:
-                self._unscheduled.append(sequence)
-
+            self._statistics.note_arrival(sequence)
             if sequence.deadline is not None and sequence.index == 0:
                 heapq.heappush(self._deadlines, _Deadline(sequence.deadline, sequence.id))
 
@@ -422,16 +415,6 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
     def _all_live(self) -> Iterable[AnySequence]:
         return itertools.chain.from_iterable(self._live.values())
 
-    def _note_scheduled(self, touched: list[AnySequence], started: float) -> None:
-        """Record when the first step began of the sequences that were in one for the first time."""
-        in_step = {*self._active, *touched}
-        for sequence in in_step.intersection(self._unscheduled):
-            assert sequence.perf_metrics is not None
-            sequence.perf_metrics.first_scheduled_time = started
-
-        waiting = [sequence for sequence in self._unscheduled if sequence not in in_step]
-        self._unscheduled = [sequence for sequence in waiting if not sequence.is_finished]
-
     def _settle(self, ended: list[AnySequence]) -> None:
         """Free what ended sequences hold, before a client can see that they ended."""
         for sequence in ended:
@@ -455,33 +438,15 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         if responses:
             self._post(responses)
 
-    def _record(self, step: Step[AnySequence], latency_ms: float) -> None:
-        """Keep the statistics of a step, and those of the requests if they are wanted."""
-        self._num_steps += 1
-        completed_ids = {sequence.id for sequence in self._ended} - self._live.keys()
-
+    def _note_step(self, step: Step[AnySequence], latency_ms: float) -> None:
+        """Keep the statistics of a step that has been made and settled."""
         stats = step.stats
-        stats.timestamp = time.monotonic()
-        stats.iter = self._num_steps
         stats.iter_latency_ms = latency_ms
-        stats.num_active_requests = _num_requests(self._active)
-        stats.num_queued_requests = _num_requests(self._queued)
-        stats.num_completed_requests = len(completed_ids)
         stats.max_num_active_requests = self.info.max_num_sequences
         stats.kv_cache_stats = self._kv_cache_stats()
-        self._iteration_stats.append(stats)
-
-        if self._request_stats.maxlen:
-            inactive = [*self._ended, *self._queued]
-            of_requests = [_request_stats(sequence, is_active=False) for sequence in inactive]
-            of_requests += [_request_stats(sequence, is_active=True) for sequence in self._active]
-            self._request_stats.append(
-                RequestStatsPerIteration(iter=self._num_steps, request_stats=of_requests)
-            )
-
-
-def _num_requests(sequences: Iterable[TokenSequence]) -> int:
-    return len({sequence.id for sequence in sequences})
+        self._statistics.note_step(
+            stats, self._active, self._queued, self._ended, self._live.keys()
+        )
 
 
 def _with_siblings_of_failed(sequences: Iterable[AnySequence]) -> list[AnySequence]:
@@ -497,28 +462,3 @@ def _with_siblings_of_failed(sequences: Iterable[AnySequence]) -> list[AnySequen
                 with_siblings[sibling] = None
 
     return list(with_siblings)
-
-
-def _request_stats(sequence: TokenSequence, *, is_active: bool) -> RequestStats:
-    if sequence.is_finished:
-        stage = "GENERATION_COMPLETE"
-    elif not is_active:
-        stage = "QUEUED"
-    elif sequence.is_prefilling:
-        stage = "CONTEXT_IN_PROGRESS"
-    else:
-        stage = "GENERATION_IN_PROGRESS"
-
-    return RequestStats(
-        id=sequence.id,
-        stage=stage,
-        context_prefill_position=min(sequence.num_computed, sequence.num_prompt_tokens),
-        num_generated_tokens=sequence.num_generated,
-        scheduled=is_active,
-        paused=not is_active and not sequence.is_finished and sequence.num_generated > 0,
-    )
-
-
-def _drain(entries: deque[T]) -> list[T]:
-    """Take the entries that are there now; the loop may append meanwhile."""
-    return [entries.popleft() for _ in range(len(entries))]
