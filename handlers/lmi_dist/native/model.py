@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-from array import array
 from collections.abc import Sequence
-from ctypes import POINTER
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -19,16 +15,15 @@ from handlers.lmi_dist.native.op_records import record_of
 from handlers.lmi_dist.native.records import (
     F32,
     OF_PROGRAM,
-    TOKENS_PER_BLOCK,
     BufferRecord,
     ModelRecord,
     OpRecord,
     Panels,
     SiteRecord,
     SiteRecords,
-    StepRecord,
     address_of,
 )
+from handlers.lmi_dist.native.step_lists import StepLists
 from handlers.lmi_dist.operations import Adapter, Program
 from handlers.lmi_dist.plan import Chunk
 
@@ -38,26 +33,6 @@ class _UsableAdapter(NamedTuple):
 
     sites: SiteRecords
     adapter: Adapter[Panels]
-
-
-@dataclass(slots=True)
-class StepLists:
-    """What the chunks of a step have, one after the other."""
-
-    # The tokens of all chunks, in order.
-    ids: list[int]
-    # (num_chunks): the position of a chunk's first token.
-    starts: list[int]
-    # (num_chunks): how many tokens a chunk has.
-    lengths: list[int]
-    # The blocks of all chunks, in order, each chunk's up to its last token.
-    blocks: list[int]
-    # The rows, counted over all tokens, that have logits; ascending.
-    wanted: list[int]
-    # (num_chunks): the index of each chunk's adapter in `adapters`, -1 for none. It is empty if no
-    # chunk has one.
-    users: list[int] = field(default_factory=list)
-    adapters: list[SiteRecords] = field(default_factory=list)
 
 
 class NativeModel:
@@ -109,7 +84,7 @@ class NativeModel:
         self._wanted_bytes = 4 * sum(program.widths[index] for index in program.wanted)
         self._row_bytes = 4 * sum(program.widths) - self._wanted_bytes + scratch_bytes
 
-        # Each buffer is (capacity, width), float32.
+        # Each buffer is (capacity, width), float32. The last one has the logits.
         self._memory: list[Array] = []
         self._scratch = pages.allocate(0)
         self.release_activations()
@@ -121,29 +96,15 @@ class NativeModel:
         Raises ValueError, with nothing done, if a chunk breaks a rule, and KeyError for an adapter
         that was not put.
         """
-        ids = list[int]()
-        blocks = list[int]()
-        wanted = list[int]()
-        for chunk in chunks:
-            ids += chunk.token_ids
-            end = chunk.start + len(chunk.token_ids)
-            blocks += chunk.table[: (end + TOKENS_PER_BLOCK - 1) // TOKENS_PER_BLOCK]
-            if chunk.num_logits == 1:
-                # Every decode without a draft is such a chunk.
-                wanted.append(len(ids) - 1)
-            else:
-                wanted += range(len(ids) - chunk.num_logits, len(ids))
-
-        starts = [chunk.start for chunk in chunks]
-        lengths = [len(chunk.token_ids) for chunk in chunks]
-        self._reserve(len(ids), len(wanted))
-
-        step = StepLists(ids, starts, lengths, blocks, wanted)
+        step = StepLists.of(chunks)
+        num_wanted = len(step.wanted)
+        self._reserve(len(step.ids), num_wanted)
         if self._program.num_sites:
             self._add_adapters(step, chunks)
 
         self._run_step(step)
-        return self.buffer(-1)[: len(wanted)]
+        logits = self._memory[-1]
+        return logits[:num_wanted]
 
     def _add_adapters(self, step: StepLists, chunks: Sequence[Chunk]) -> None:
         """Add the adapters of a step's chunks, and who uses them. Without any they stay empty."""
@@ -159,34 +120,8 @@ class NativeModel:
 
         Raises ValueError, with nothing done, if the model or the step breaks a rule.
         """
-        try:
-            ids = array("i", step.ids)
-            starts = array("i", step.starts)
-            lengths = array("i", step.lengths)
-            blocks = array("i", step.blocks)
-            wanted = array("i", step.wanted)
-            users = array("i", step.users)
-        except OverflowError as error:
-            raise ValueError(f"a number of the step does not fit in 32 bits: {error}") from error
-
-        record = StepRecord(
-            ids=ids.buffer_info()[0],
-            starts=starts.buffer_info()[0],
-            lengths=lengths.buffer_info()[0],
-            blocks=blocks.buffer_info()[0],
-            wanted=wanted.buffer_info()[0],
-            users=users.buffer_info()[0],
-            num_rows=len(ids),
-            num_chunks=len(lengths),
-            num_blocks=len(blocks),
-            num_wanted=len(wanted),
-        )
-        if step.adapters:
-            sites = [ctypes.cast(adapter, POINTER(SiteRecord)) for adapter in step.adapters]
-            record.adapters = (POINTER(SiteRecord) * len(sites))(*sites)
-            record.num_adapters = len(sites)
-
-        if self._functions.lmi_run(self._model, record, self._num_threads):
+        packed = step.packed()
+        if self._functions.lmi_run(self._model, packed.record, self._num_threads):
             raise ValueError(self._functions.lmi_error().decode())
 
     def put_adapter(self, number: int, adapter: Adapter[Panels]) -> None:

@@ -11,8 +11,9 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from handlers.lmi_dist.linear_sites import MAX_MODULES
-from handlers.lmi_dist.native.model import NativeModel, StepLists
+from handlers.lmi_dist.native.model import NativeModel
 from handlers.lmi_dist.native.records import F32
+from handlers.lmi_dist.native.step_lists import StepLists
 from handlers.lmi_dist.operations import Adapter, Linear, LowRank, Program
 from handlers.lmi_dist.placement import to_array
 from handlers.lmi_dist.plan import Chunk

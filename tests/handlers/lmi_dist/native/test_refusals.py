@@ -15,8 +15,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from handlers.lmi_dist.arrays import Array
-from handlers.lmi_dist.native.model import NativeModel, StepLists
+from handlers.lmi_dist.native.model import NativeModel
 from handlers.lmi_dist.native.records import BF16, F32
+from handlers.lmi_dist.native.step_lists import StepLists
 from handlers.lmi_dist.plan import Chunk
 from tests.handlers.lmi_dist.native.builds import exact_variants, library, variants
 from tests.handlers.lmi_dist.native.models import llama, packed, run_step
