@@ -60,13 +60,16 @@ ANNEXES = {
     "commands": ("lmi.commands", "lmi.flags", "lmi.model_commands"),
     "choice": (
         "lmi.settings.engine_choice",
+        "lmi.settings.engine_rules",
         "lmi.settings.gguf_choice",
         "lmi.settings.model_choice",
         "lmi.settings.model_names",
         "lmi.settings.placement",
         "lmi.settings.ports",
+        "lmi.settings.replicas",
         "lmi.settings.served_folder",
         "lmi.settings.server_choice",
+        "lmi.settings.tasks",
     ),
     "cores": ("lmi.supervisor.cores",),
     "other_names": (
@@ -165,7 +168,9 @@ JOINTS = {
     ),
     *(
         "lmi.settings.config",
+        "lmi.settings.freeze",
         "lmi.settings.resolve",
+        "lmi.settings.step_order",
         "lmi.settings.steps",
         "lmi.supervisor.kinds",
         "lmi.supervisor.running_model",
@@ -185,14 +190,15 @@ JOINTS_WITH_USER_CODE = {
     "lmi.server.app",
     "lmi.server.service",
     "lmi.settings.config",
-    "lmi.settings.resolve",
+    "lmi.settings.freeze",
+    "lmi.settings.step_order",
     "lmi.settings.steps",
     "lmi.supervisor.running_model",
 }
 # Tokens of Python without comments and docstrings, so that nobody saves lines by packing them. A
 # change that needs more raises a number and says why.
-MAX_TOKENS_OF_THE_HOUSE = 99_100
-MAX_TOKENS = 474_500
+MAX_TOKENS_OF_THE_HOUSE = 99_750
+MAX_TOKENS = 475_400
 MAX_TOKENS_A_LINE = 8.5
 OURS = {
     module_name(path): path

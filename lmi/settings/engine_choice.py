@@ -1,39 +1,24 @@
-"""Chooses the engine, its replicas and their devices, from the engines' records."""
+"""Chooses the engine, from the engines' records: the one that an option names, the one for this
+machine, or user code. Its record gives defaults, and further names of options.
+"""
 
 from collections.abc import Mapping
 
 from msgspec import Struct
 
 from lmi.errors import BadConfiguration
-from lmi.settings.config import EngineConfig
+from lmi.settings.engine_rules import BATCH
 from lmi.settings.handler import USER_CODE, Auto, ChosenEngine, Handler, installed
+from lmi.settings.replicas import PIPELINE, TENSOR
 from lmi.settings.steps import Resolution
 from lmi.settings.table import find
+from lmi.settings.tasks import OF_IMAGES, TASK, task_of
 from lmi.settings.values import Values
 from lmi.shared.machine import Machine
 
 # The word of option.rolling_batch for the API of the dynamic batch, in front of any engine.
 NO_ROLLING_BATCH = "disable"
 KEY = "option.rolling_batch"
-BATCH = "option.max_rolling_batch_size"
-BEAMS = "option.max_beam_width"
-TENSOR = "option.tensor_parallel_degree"
-PIPELINE = "option.pipeline_parallel_degree"
-# Values of option.task; the checkpoint says which of them the model is for.
-OF_EMBEDDINGS = ("feature-extraction", "text-embedding")
-TASKS = (
-    "auto",
-    "text-generation",
-    "text2text-generation",
-    "conversational",
-    "generate",
-    *OF_EMBEDDINGS,
-)
-# A task of engines that read images.
-OF_IMAGES = "image-text-to-text"
-TASK = "option.task"
-PREFIX_CACHE_DIR = "option.prefix_cache_dir"
-PREFIX_CACHE_SCOPE = "option.prefix_cache_scope"
 QUANTIZE = "option.quantize"
 NEURON = "Neuron devices are not served here"
 # Engines that option.rolling_batch can name in the reference and that have no handler here.
@@ -181,159 +166,6 @@ def choose_engine_defaults(resolution: Resolution) -> None:
             values.note(f"{values.how_given(key).place}: {reason}")
 
 
-def bound_beams(resolution: Resolution) -> None:
-    """Let a beam search have no more beams than sequences run at once."""
-    values = resolution.values
-    max_sequences = values.final(BATCH)
-    if max_sequences is None or values.final(BEAMS) <= max_sequences:
-        return
-
-    if BEAMS in values:
-        values.refuse(BEAMS, f"at most {BATCH}, {max_sequences}")
-
-    values.choose(BEAMS, max_sequences, BATCH)
-
-
-def choose_gpus(resolution: Resolution) -> None:
-    """Choose the GPUs that replicas may have: all that are visible, or those that options name."""
-    values = resolution.values
-    visible = resolution.start.machine.gpus
-    device = values.final("option.device")
-    if device == "cuda" and not visible:
-        values.refuse("option.device", "auto or cpu, since no GPU is visible")
-
-    gpus = () if device == "cpu" else visible
-    resolution.gpus = gpus
-    numbers = values.given("load_on_devices")
-    if numbers is None:
-        return
-
-    if any(int(number) >= len(gpus) for number in numbers):
-        allowed = f"* or numbers below {len(gpus)}" if gpus else "*, since no GPU is used"
-        values.refuse("load_on_devices", allowed)
-        return
-
-    resolution.gpus = tuple(gpus[int(number)] for number in numbers)
-
-
-def place_replicas(resolution: Resolution) -> None:
-    """Choose as many replicas as fit, and the number for a degree of `max`. Refuse what the engine
-    cannot run with.
-    """
-    values = resolution.values
-    handler = resolution.chosen_engine.handler
-    gpus = resolution.gpus
-    # After a fault, later steps find one replica.
-    resolution.num_engines = 1
-    resolution.device_ids = gpus
-    if values.given(TENSOR) == "max":
-        max_degree = 1
-        if not handler.is_one_device:
-            max_degree = max(1, len(gpus) // values.final(PIPELINE))
-
-        values.settle(TENSOR, max_degree, f"max of {len(gpus)} GPUs")
-
-    config = EngineConfig(
-        device_ids=gpus, options=_options_without_row(values), **values.fields("engine")
-    )
-    refused = handler.check(config)
-    for key, allowed in refused.items():
-        values.refuse(key, allowed)
-
-    if refused.keys() & {TENSOR, PIPELINE}:
-        return
-
-    gpus_each = config.num_ranks_here(values.final(TENSOR) * values.final(PIPELINE))
-    number = _num_replicas(values, handler, len(gpus), gpus_each)
-    if number is not None:
-        resolution.num_engines = number
-        resolution.device_ids = gpus[: number * gpus_each]
-
-
-def _num_replicas(values: Values, handler: Handler, num_gpus: int, gpus_each: int) -> int | None:
-    """Return how many replicas there are, or None after a fault of the options that say it."""
-    is_on_cluster = any(values.given(key) == text for key, text in handler.on_cluster.items())
-    if is_on_cluster:
-        # The GPUs of this machine are no limit, which 0 says.
-        num_gpus = 0
-
-    try:
-        return num_engines(
-            num_gpus, gpus_each, values.given("minWorkers"), values.given("maxWorkers")
-        )
-    except BadConfiguration as error:
-        keys = [key for key in ("minWorkers", "maxWorkers") if key in values]
-        sources = ", ".join(values.how_given(key).source for key in keys)
-        values.fail(f"{error} ({sources})" if sources else str(error))
-        return None
-
-
-def _options_without_row(values: Values) -> dict[str, str]:
-    """Return the options that were given and are not in the table, by name without `option.`."""
-    options: dict[str, str] = {}
-    for key, winner in values.picked.items():
-        if key.startswith("option.") and find(key) is None:
-            options[key.removeprefix("option.")] = winner.value
-
-    return options
-
-
-def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None) -> int:
-    """Return how many replicas fit, at least `low` and at most `high`. Raises BadConfiguration if
-    `low` do not fit.
-
-    Without GPUs the default is one replica, because one uses all cores.
-    """
-    if low is not None and high is not None and low > high:
-        raise BadConfiguration(
-            f"minWorkers={low}, maxWorkers={high}: allowed is a minWorkers of at most maxWorkers"
-        )
-
-    least = low or 1
-    if num_gpus == 0:
-        return least
-
-    num_fitting = num_gpus // gpus_each
-    if num_fitting < least:
-        raise BadConfiguration(
-            f"{least} replicas of {gpus_each} GPUs each do not fit: allowed are {num_gpus} GPUs "
-            f"in all"
-        )
-
-    if high is None:
-        return num_fitting
-
-    return min(num_fitting, high)
-
-
-def check_stored_prompts(resolution: Resolution) -> None:
-    """Refuse a folder for cached prompts if no request may use those of another."""
-    values = resolution.values
-    if values.final(PREFIX_CACHE_SCOPE) == "request" and values.given(PREFIX_CACHE_DIR):
-        values.refuse(PREFIX_CACHE_DIR, f"none beside {PREFIX_CACHE_SCOPE}=request")
-
-
-def check_task(resolution: Resolution) -> None:
-    """Refuse a task that no engine here does, or that the chosen one does not do."""
-    values = resolution.values
-    handler = resolution.chosen_engine.handler
-    if handler is USER_CODE:
-        return
-
-    task = _task(values)
-    if task == OF_IMAGES and not handler.reads_images:
-        handlers = values.start.handlers
-        readers = [name for name, handler in handlers.items() if handler.reads_images]
-        values.refuse(
-            TASK,
-            f"{', '.join(TASKS)}; {OF_IMAGES} with option.rolling_batch={' or '.join(readers)}, "
-            f"once installed",
-        )
-    elif task not in (*TASKS, OF_IMAGES):
-        only = "engines here generate text or give embeddings, and do nothing else; a model.py can"
-        values.refuse(TASK, f"{', '.join((*TASKS, OF_IMAGES))} ({only})")
-
-
 def _names(auto: Auto, handlers: Mapping[str, Handler]) -> list[str]:
     """Return the engines that `auto` chooses on such machines, the first one first."""
     return [name for name, handler in handlers.items() if handler.auto is auto]
@@ -372,21 +204,10 @@ def _lack(values: Values, handler: Handler) -> Lack | None:
         reason = f"quantises by {' and '.join(sorted(methods))} alone"
         return Lack(values.how_given(QUANTIZE).assignment, reason)
 
-    if _task(values) == OF_IMAGES and not handler.reads_images:
+    if task_of(values) == OF_IMAGES and not handler.reads_images:
         return Lack(values.how_given(TASK).assignment, "reads no images")
 
     return None
-
-
-def is_for_embeddings(values: Values) -> bool:
-    """Return whether `option.task` asks for embeddings."""
-    return _task(values) in OF_EMBEDDINGS
-
-
-def _task(values: Values) -> str:
-    """Return the task that was given, as the hub spells it."""
-    task: str = values.given(TASK, "auto")
-    return task.lower().replace("_", "-")
 
 
 def _option_of_several_devices(values: Values) -> str:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from lmi.errors import shorten
 from lmi.settings.annexes import MODELS, REASONING_FORMS, TOOL_CALL_FORMS
-from lmi.settings.engine_choice import is_for_embeddings
 from lmi.settings.given import Given, Rank
 from lmi.settings.handler import USER_CODE, ChosenEngine
 from lmi.settings.kinds import LENGTH_OR_AUTO, WORDS
@@ -30,6 +29,7 @@ from lmi.settings.other_servers import (
 )
 from lmi.settings.steps import Resolution
 from lmi.settings.table import BY_KEY, MODEL, OPTIONS, find
+from lmi.settings.tasks import is_for_embeddings
 from lmi.settings.values import Values
 from lmi.user_code.options import PIP_ARGS
 from lmi.user_code.standards.settings import HANDLERS, MIDDLEWARES, SCRIPT, SCRIPT_FOLDER

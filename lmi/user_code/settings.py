@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
-from lmi.settings.engine_choice import NEURON, TENSOR
+from lmi.settings.engine_choice import NEURON
 from lmi.settings.model_choice import user_code_folders
+from lmi.settings.replicas import TENSOR
 from lmi.settings.start import Fetched
 from lmi.settings.steps import Resolution
 from lmi.settings.values import Values

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import BadConfiguration
-from lmi.settings.engine_choice import choose_handler, num_engines
+from lmi.settings.engine_choice import choose_handler
 from lmi.settings.handler import Handler, announced
+from lmi.settings.replicas import num_engines
 from lmi.shared.machine import Machine
 from tests.settings.settling import ASYNC_SERVICE, CPU, FOUR_GPUS, faults, settle
 

@@ -16,13 +16,13 @@ from lmi.errors import StartError
 from lmi.settings.given import Given
 from lmi.settings.handler import Handler
 from lmi.settings.properties import parse
-from lmi.settings.resolve import (
+from lmi.settings.start import StartInputs
+from lmi.settings.step_order import (
     FIRST_STEPS,
     STEPS_OF_ONE_MODEL,
     STEPS_OF_SEVERAL_MODELS,
     further_steps,
 )
-from lmi.settings.start import StartInputs
 from lmi.settings.steps import GIVEN, Resolution, SettingsStep, run
 from lmi.settings.table import OPTIONS, find
 from lmi.settings.values import Values
