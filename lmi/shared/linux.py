@@ -1,4 +1,5 @@
-"""What a process of ours asks of Linux: its start and end, its name, its cores.
+"""What a process of ours asks of Linux: its start and end, its name, its cores, its
+memory.
 
 Sources: prctl(2), proc(5).
 """

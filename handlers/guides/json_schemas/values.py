@@ -6,14 +6,15 @@ from handlers.guides.json_schemas.fault import SchemaFault
 from handlers.guides.json_schemas.subschema import Schema
 from lmi.errors import shorten
 
-# A larger integer is rounded.
+# A larger integer is rounded where numbers are doubles. Every larger float is whole too, so it is
+# refused alike.
 MAX_INTEGER = 2**53
 # The characters that a string of an answer never has: control characters, and halves of others.
 UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 def values_of(keywords: Schema) -> Schema:
-    """`enum` and `const`, checked."""
+    """Return `enum` and `const`. Raises SchemaFault for a value that no answer can write."""
     for value in [*keywords.get("enum", ()), keywords.get("const")]:
         check_value(value)
 
@@ -21,7 +22,7 @@ def values_of(keywords: Schema) -> Schema:
 
 
 def check_value(value: object) -> None:
-    """Check what an answer must be able to write, with all that is in it."""
+    """Raise SchemaFault unless an answer can write a value, with all that is in it."""
     if isinstance(value, str):
         check_text(value)
 
@@ -40,14 +41,14 @@ def check_value(value: object) -> None:
 
 
 def check_text(text: str) -> None:
-    """Check that an answer may have all characters of a text."""
+    """Raise SchemaFault unless an answer may have all characters of a text."""
     unwritable = UNWRITABLE.search(text)
     if unwritable is not None:
         raise SchemaFault(f"the character U+{ord(unwritable[0]):04X} in {shorten(text)}")
 
 
 def names_in(value: object, keyword: str) -> list[str]:
-    """The names that `keyword` lists, each once."""
+    """Return the names that `keyword` lists, each once. Raises SchemaFault if it lists none."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise SchemaFault(f"{keyword} of a wrong type")
 

@@ -16,10 +16,10 @@ class _LayoutReader(NamedTuple):
     """What reads the weights of a layout."""
 
     read: Callable[[Parts, Scheme], QuantisedWeight]
-    # The last words of the tensors that only a quantised weight has.
-    parts: tuple[str, ...]
-    # The last words of others that belong to it.
-    more_parts: tuple[str, ...] = ()
+    # The last words in the names of tensors that only a quantised weight has.
+    own_words: tuple[str, ...]
+    # The last words in the names of others that belong to it.
+    further_words: tuple[str, ...] = ()
 
 
 _LAYOUTS = {
@@ -58,7 +58,7 @@ class QuantisedTensors(Mapping[str, QuantisedWeight]):
             return
 
         layout = _LAYOUTS[scheme.layout]
-        self._names = _parts_by_weight(layout, names)
+        self._names = _names_by_weight(layout, names)
         self._read_weight = lambda name: layout.read(Parts(self._names[name], read), scheme)
 
     def __getitem__(self, name: str) -> QuantisedWeight:
@@ -79,21 +79,21 @@ class QuantisedTensors(Mapping[str, QuantisedWeight]):
         return len(self._names)
 
 
-def _parts_by_weight(layout: _LayoutReader, names: Collection[str]) -> dict[str, dict[str, str]]:
+def _names_by_weight(layout: _LayoutReader, names: Collection[str]) -> dict[str, dict[str, str]]:
     """Return, for each quantised weight, the names of its tensors by their last word."""
-    parts_by_path: dict[str, dict[str, str]] = {}
+    names_by_path: dict[str, dict[str, str]] = {}
     for name in names:
         path, last_word = _split(name)
-        if last_word in layout.parts:
-            parts_by_path.setdefault(path, {})[last_word] = name
+        if last_word in layout.own_words:
+            names_by_path.setdefault(path, {})[last_word] = name
 
-    for path, parts in parts_by_path.items():
-        for last_word in layout.more_parts:
+    for path, names_by_word in names_by_path.items():
+        for last_word in layout.further_words:
             name = f"{path}.{last_word}"
             if name in names:
-                parts[last_word] = name
+                names_by_word[last_word] = name
 
-    return {f"{path}.weight": parts for path, parts in parts_by_path.items()}
+    return {f"{path}.weight": names_by_word for path, names_by_word in names_by_path.items()}
 
 
 def _split(name: str) -> tuple[str, str]:

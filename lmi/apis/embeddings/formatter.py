@@ -30,31 +30,32 @@ class EmbeddingFormatter(OpenAIFormatter):
     media_type = JSON
     is_streaming = False
     kind = "list"
+    # These answers have no id.
     id_prefix = ""
 
     def __init__(self, parsed: Parsed[Any]) -> None:
         super().__init__(parsed)
         # The elements of the answer that are written already, by the indexes of their texts.
-        self._elements_by_index: dict[int, Fragment] = {}
+        self._written_by_index: dict[int, Fragment] = {}
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
         assert delta.embedding is not None
-        element = dumps(self._element(delta.index, delta.embedding.data))
-        self._elements_by_index[delta.index] = Fragment(element)
+        element = self._element(delta.index, delta.embedding.data)
+        self._written_by_index[delta.index] = Fragment(dumps(element))
         if self._num_open:
             return []
 
-        num_texts = len(self._elements_by_index)
-        elements = [self._elements_by_index[index] for index in range(num_texts)]
-        return [dumps(self._answer(elements))]
+        num_texts = len(self._written_by_index)
+        written = [self._written_by_index[index] for index in range(num_texts)]
+        return [dumps(self._answer(written))]
 
     @abstractmethod
     def _element(self, index: int, data: bytes) -> object:
         """Return what the answer has for the text with this index, from its float32 numbers."""
 
     @abstractmethod
-    def _answer(self, elements: list[Fragment]) -> object:
+    def _answer(self, written: list[Fragment]) -> object:
         """Return the answer with its elements, which are written already, in the order of the
         texts.
         """
@@ -72,11 +73,11 @@ class EmbeddingsWhole(EmbeddingFormatter):
 
         return {"object": "embedding", "index": index, "embedding": embedding}
 
-    def _answer(self, elements: list[Fragment]) -> dict[str, object]:
+    def _answer(self, written: list[Fragment]) -> dict[str, object]:
         num_tokens = self._num_prompt_tokens
         return {
             "object": self.kind,
-            "data": elements,
+            "data": written,
             "model": self._format.model,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
@@ -93,8 +94,8 @@ class VectorsWhole(EmbeddingFormatter):
         numbers = array("f", data).tolist()
         return _normalised(numbers) if self._is_normalised else numbers
 
-    def _answer(self, elements: list[Fragment]) -> list[Fragment]:
-        return elements
+    def _answer(self, written: list[Fragment]) -> list[Fragment]:
+        return written
 
 
 def _normalised(numbers: list[float]) -> list[float]:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
+from lmi.apis.guides.schema_keywords import KEYWORDS
 from lmi.errors import shorten
 from lmi.shared.json_references import inner_schemas
 
@@ -19,75 +20,6 @@ MAX_COMPARED = 400
 MAX_LETTERS = 40
 # A word counts as a misspelt keyword if difflib finds it at least so similar to one.
 LIKENESS = 0.88
-KEYWORDS = frozenset(
-    (
-        "$schema",
-        "$id",
-        "id",
-        "$anchor",
-        "$ref",
-        "$dynamicRef",
-        "$dynamicAnchor",
-        "$recursiveRef",
-        "$recursiveAnchor",
-        "$vocabulary",
-        "$comment",
-        "$defs",
-        "definitions",
-        "title",
-        "description",
-        "default",
-        "example",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "contentEncoding",
-        "contentMediaType",
-        "contentSchema",
-        "type",
-        "enum",
-        "const",
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "not",
-        "if",
-        "then",
-        "else",
-        "pattern",
-        "format",
-        "minLength",
-        "maxLength",
-        "multipleOf",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "items",
-        "prefixItems",
-        "additionalItems",
-        "contains",
-        "minContains",
-        "maxContains",
-        "uniqueItems",
-        "minItems",
-        "maxItems",
-        "unevaluatedItems",
-        "properties",
-        "patternProperties",
-        "additionalProperties",
-        "propertyNames",
-        "required",
-        "minProperties",
-        "maxProperties",
-        "dependencies",
-        "dependentRequired",
-        "dependentSchemas",
-        "unevaluatedProperties",
-        "nullable",
-    )
-)
 
 log = logging.getLogger(__name__)
 
