@@ -2,12 +2,13 @@
 `step_order.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from lmi.errors import BadConfiguration
+from lmi.errors import BadConfiguration, shorten
 from lmi.settings.config import Config
 from lmi.settings.kinds import local_path
 from lmi.settings.properties import read
@@ -64,6 +65,22 @@ class Resolved:
         )
 
 
+@contextmanager
+def _paths_explained() -> Iterator[None]:
+    """Turn the error of a path that cannot be looked at, because its name is too long or a folder
+    on its way is closed to this user, into BadConfiguration.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+
+        path = shorten(str(error.filename))
+        raise BadConfiguration(f"{path} cannot be read: {error.strerror}") from error
+
+
+@_paths_explained()
 def resolve_folder(
     folder_text: str | None,
     environ: Mapping[str, str],
@@ -115,6 +132,7 @@ def _is_source(text: str, cwd: Path) -> bool:
     return remote(text, exists_locally=exists, needs_owner=True) is not None
 
 
+@_paths_explained()
 def resolve(start: StartInputs) -> Resolved:
     """Settle every option, by the steps of `step_order.py`. Raises BadConfiguration with one
     line for each fault, or ModelUnusable if there is none.

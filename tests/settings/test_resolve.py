@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from handlers.lmi_dist.about import HANDLER as LMI_DIST
+from lmi.errors import BadConfiguration
 from lmi.settings.annexes import REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.resolve import resolve_folder
 from lmi.settings.table import OPTIONS
 from lmi.shared.machine import Machine, is_container
 from lmi.supervisor.hints import hint
@@ -903,3 +905,24 @@ def test_traces_without_their_extra_are_refused_before_anything_starts(
         hint("bad_configuration", fault)
         == "scripts/install otel, or pip install '.[otel]', in a clone of lmi"
     )
+
+
+LONG_NAME = "m" * 300
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (LONG_NAME, {}),
+        ("demo", {"option.model_id": LONG_NAME}),
+        ("demo", {"option.chat_template": LONG_NAME}),
+        ("demo", {"option.generation_config": LONG_NAME}),
+        ("demo", {"load_models": LONG_NAME}),
+    ],
+)
+def test_a_path_that_cannot_be_looked_at_is_one_line(
+    tmp_path: Path, text: str, options: dict[str, str]
+) -> None:
+    """As one with a name that is too long, or behind a folder that is closed to this user."""
+    with pytest.raises(BadConfiguration, match="mmm… cannot be read: File name too long$"):
+        resolve_folder(text, {}, options, tmp_path)
