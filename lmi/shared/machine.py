@@ -259,7 +259,12 @@ def num_usable_cores(proc: Path = PROC) -> int:
     """Return the number of cores that this process may keep busy, by its CPU mask and the quotas of
     its groups.
     """
-    num_cores = len(os.sched_getaffinity(0))
+    return min(len(os.sched_getaffinity(0)), quota_cores(proc))
+
+
+def quota_cores(proc: Path = PROC) -> int:
+    """Return the number of cores that the quotas of this process's groups are worth, at least 1."""
+    num_cores = UNLIMITED
     for group in groups("cpu", proc):
         quota = _quota(group)
         if quota.quota_us is not None and quota.period_us:

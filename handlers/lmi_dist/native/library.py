@@ -60,7 +60,11 @@ def num_threads() -> int:
     if arranged.isdecimal():
         return max(1, int(arranged))
 
-    return machine.num_usable_cores()
+    return min(len(os.sched_getaffinity(0)), _quota_cores())
+
+
+# They are read once, since every weight that is packed asks for them, and many are packed sooner.
+_quota_cores = functools.cache(machine.quota_cores)
 
 
 class Library:
