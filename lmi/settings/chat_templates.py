@@ -6,17 +6,22 @@ it is run or parsed: only for marks of the forms, and for code that reads `tools
 templates that the makers of models publish, and the example templates of vLLM 0.32.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lmi.errors import BadConfiguration, ModelUnusable, cause_line
-from lmi.settings.steps import Resolution
-from lmi.settings.values import Values
 from lmi.shared.model_files import read_bounded
+
+# A front end reads templates too, and resolves no settings.
+if TYPE_CHECKING:
+    from lmi.settings.steps import Resolution
+    from lmi.settings.values import Values
 
 MAX_TEMPLATE_CHARS = 256 << 10
 TEMPLATE = "option.chat_template"
@@ -85,7 +90,7 @@ class AnswerForms(NamedTuple):
     shows_tools: bool
 
     @classmethod
-    def of(cls, templates: Collection[str]) -> "AnswerForms":
+    def of(cls, templates: Collection[str]) -> AnswerForms:
         """Find the forms in the templates of a model."""
         texts = [template[:MAX_TEMPLATE_CHARS] for template in templates]
         text = "\n".join(texts)

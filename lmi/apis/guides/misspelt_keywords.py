@@ -4,7 +4,6 @@ the answer lacks the structure that they should give it.
 
 import logging
 from collections.abc import Iterator
-from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
@@ -42,6 +41,9 @@ def misspelt_keywords(schema: dict[str, Any]) -> dict[str, str]:
     """Return words of a schema that are no keywords but nearly so, at most MAX_MISSPELT, each with
     the keyword that it is like. Only the first MAX_COMPARED are looked at.
     """
+    # A front end without such schemas need not wait for it.
+    from difflib import get_close_matches
+
     keywords_by_word: dict[str, str] = {}
     for word in islice(_unknown_words(schema), MAX_COMPARED):
         similar_keywords = get_close_matches(word, KEYWORDS, 1, LIKENESS)
