@@ -7,10 +7,12 @@ it. The engine knows each adapter by a number that no other adapter ever has.
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from handlers.base.token_sequence import TokenSequence
 from lmi.adapters.files import CONFIG
@@ -19,8 +21,7 @@ from lmi.errors import InvalidParameter, LmiError, ModelUnusable, OutOfMemory, c
 from lmi.executor import ErrorKind
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedAdapter:
+class LoadedAdapter(Struct, frozen=True):
     """An adapter that requests may name."""
 
     name: str

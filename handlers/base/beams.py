@@ -7,9 +7,10 @@ random have no effect. Plain Python.
 
 import math
 from collections.abc import Callable, Sequence as SequenceOf
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct, field
 
 from lmi.executor import FinishReason, SamplingConfig, TokenLogProb
 
@@ -35,8 +36,7 @@ class Continuation(NamedTuple):
     token_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Beam:
+class Beam(Struct, frozen=True):
     """A possible answer. The lists have one entry for each generated token."""
 
     token_ids: list[int] = field(default_factory=list)

@@ -8,8 +8,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 # Of more clients, those are forgotten who have nothing to do and have not had more than others.
 MAX_CLIENTS = 1000
@@ -17,8 +18,7 @@ MAX_CLIENTS = 1000
 T = TypeVar("T")
 
 
-@dataclass(slots=True, eq=False)
-class PricedWork(Generic[T]):
+class PricedWork(Struct, Generic[T], eq=False):
     """A piece of work that waits. Of one client's pieces that with the least `rank` is next."""
 
     future: Future[T]

@@ -15,8 +15,9 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence as SequenceOf
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Generic, NamedTuple
+
+from msgspec import Struct, field
 
 from handlers.base.mailbox import Mailbox, checked
 from handlers.base.step_statistics import StepStatistics, num_requests
@@ -39,8 +40,7 @@ SHUTDOWN_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Step(Generic[AnySequence]):
+class Step(Struct, Generic[AnySequence]):
     """What one step did."""
 
     # The sequences that it gave a token or ended. One may be there twice.

@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
 
 from handlers.guides import process as gate
 from handlers.guides.vocabulary import Vocabulary
@@ -49,8 +49,7 @@ def compile_limit_s(step_timeout_s: float) -> float:
     return min(gate.MAX_COMPILE_S, step_timeout_s / 4)
 
 
-@dataclass(slots=True)
-class Compiled:
+class Compiled(Struct):
     """A guide that sequences can follow, each with a copy of the matcher. `vocabulary` is the
     engine's.
     """
@@ -84,8 +83,7 @@ class Wait:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
 
-@dataclass(slots=True)
-class _Process:
+class _Process(Struct):
     popen: subprocess.Popen[bytes]
     control: socket.socket
     # A time of `time.monotonic()`.

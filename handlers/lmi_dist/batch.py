@@ -7,7 +7,8 @@ gap between the tokens of all others.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.runner import Runner
@@ -27,8 +28,7 @@ LEAST_BUDGET_S = 0.3
 SHARE_OF_LOAD = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class BatchChoice:
+class BatchChoice(Struct, frozen=True):
     """The sequences of the largest batch, and why not more, for people."""
 
     num_sequences: int

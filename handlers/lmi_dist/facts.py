@@ -4,9 +4,10 @@ transformers is imported only for a model that its modules run, and for a file t
 only transformers knows. A fault of the file is reported in one line that names it and the cause.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from handlers.lmi_dist.config_defaults import DEFAULTS
 from handlers.lmi_dist.config_file import check_config, check_modules, class_name, unsupported
@@ -29,8 +30,7 @@ _SHARED = (
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelFacts:
+class ModelFacts(Struct, frozen=True, kw_only=True):
     """What the engine must know about a model before it reads a weight."""
 
     path: str

@@ -6,8 +6,9 @@ through `hf_fallback`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from handlers.lmi_dist.config_file import class_name
 from handlers.lmi_dist.rotary import Rotary, rotaries_of, stable_context_length
@@ -100,8 +101,7 @@ _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
+class Architecture(Struct, frozen=True, kw_only=True):
     """What a program needs to know of a model beside its weights."""
 
     names: Names

@@ -7,9 +7,10 @@ tree must have nothing below it, so a block is kept as long as any of those belo
 import heapq
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from lmi.executor import DEFAULT_RETENTION_PRIORITY, KvCacheRetentionConfig
 
@@ -59,8 +60,7 @@ def _retention(priority: int, duration_ms: int | None) -> Retention:
 DEFAULT = Retention(DEFAULT_RETENTION_PRIORITY)
 
 
-@dataclass(slots=True)
-class _Idle:
+class _Idle(Struct):
     # By the time at which the block became idle.
     order: int
     since_s: float

@@ -16,8 +16,9 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Sequence as SequenceOf
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct, field
 
 from handlers.lmi_dist.cached_blocks import Match, Parent, PrefixTree, Root, Tokens, num_equal
 from handlers.lmi_dist.idle_blocks import IdleBlocks, Retention
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from handlers.lmi_dist.stored_prefixes import StoredPrefixes
 
 
-@dataclass(slots=True)
-class Holding:
+class Holding(Struct):
     """What a slot holds."""
 
     table: list[int] = field(default_factory=list)

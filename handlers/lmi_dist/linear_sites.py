@@ -7,7 +7,7 @@ transformers, changes the sites that have them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from handlers.lmi_dist.families import Architecture
 
@@ -15,8 +15,7 @@ from handlers.lmi_dist.families import Architecture
 MAX_MODULES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """Rows of a module's weight that are rows of the site's weight, or of its gate."""
 
     # The first row in the module, and how many there are.
@@ -27,8 +26,7 @@ class Piece:
     is_gate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Module:
+class Module(Struct, frozen=True):
     """A linear of transformers, by its path in the model."""
 
     path: str
@@ -46,8 +44,7 @@ class Module:
         return f"{self.path}.weight"
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(Struct, frozen=True):
     """A linear of the program: a weight (num_out, num_in), and perhaps a gate of the same shape."""
 
     num_in: int
@@ -56,8 +53,7 @@ class Site:
     modules: tuple[Module, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSites:
+class LayerSites(Struct, frozen=True):
     """The sites of one layer, in the order in which a step computes them."""
 
     qkv: Site

@@ -7,11 +7,12 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from handlers.base.cache_budget import default_budget
 from handlers.lmi_dist.batch import (

@@ -7,11 +7,12 @@ tokens are generated, end ids and stop words of one token are banned. `ignore_eo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.native.sampling_records import Floats, Ints, Sampling
@@ -27,8 +28,7 @@ class Bias(NamedTuple):
     values: Floats
 
 
-@dataclass(slots=True)
-class LogitsRules:
+class LogitsRules(Struct):
     """The rules of one sequence."""
 
     bias: Bias | None = None

@@ -4,8 +4,9 @@ This module imports none of the engine's libraries.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from lmi.errors import BadConfiguration
 from lmi.settings.kinds import BOOLEAN, Kind, integer
@@ -40,13 +41,16 @@ def own_options(options: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-@dataclass(frozen=True)
-class LoraLimits:
+MAX_IN_BATCH = 4
+MAX_RANK = 16
+
+
+class LoraLimits(Struct, frozen=True):
     """How many adapters there may be, and how large."""
 
     # Adapters that the running sequences use together.
-    max_in_batch: int = 4
-    max_rank: int = 16
+    max_in_batch: int = MAX_IN_BATCH
+    max_rank: int = MAX_RANK
     # Adapters whose weights stay. None: all that are loaded.
     max_in_memory: int | None = None
 
@@ -58,7 +62,7 @@ class LoraLimits:
             return None
 
         max_in_memory = values.get("max_cpu_loras")
-        max_in_batch = LoraLimits.max_in_batch
+        max_in_batch = MAX_IN_BATCH
         if "max_loras" in values:
             max_in_batch = values["max_loras"]
         elif max_in_memory is not None:
@@ -71,5 +75,5 @@ class LoraLimits:
                 f"allowed is at least option.max_loras, {max_in_batch}"
             )
 
-        max_rank = values.get("max_lora_rank", LoraLimits.max_rank)
+        max_rank = values.get("max_lora_rank", MAX_RANK)
         return LoraLimits(max_in_batch, max_rank, max_in_memory)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from handlers.lmi_dist.arrays import BFLOAT16
 from handlers.lmi_dist.defaults import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS
@@ -49,8 +49,7 @@ log = logging.getLogger(__name__)
 BytesOf: TypeAlias = Callable[[np.dtype[Any], tuple[int, int]], float]
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryNeed:
+class MemoryNeed(Struct, frozen=True):
     """The bytes that a model takes beside its KV cache."""
 
     weights: int
@@ -181,8 +180,7 @@ def say_memory(need: MemoryNeed, cache_bytes: int, num_cache_tokens: int) -> Non
     )
 
 
-@dataclass(frozen=True, slots=True)
-class HeldMemory:
+class HeldMemory(Struct, frozen=True):
     """What a loaded model holds of the memory. Any thread may ask."""
 
     weight_bytes: int

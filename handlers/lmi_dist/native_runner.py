@@ -10,7 +10,6 @@ cut, or on the number of threads.
 """
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -154,8 +153,8 @@ def _bytes_held(library: Library, program: Program[Panels]) -> int:
     """The memory of a program's weights, without those that stay in a mapped file."""
     sizes: dict[int, int] = {}
     for operation in program.operations:
-        for field in fields(operation):
-            value = getattr(operation, field.name)
+        for name in operation.__struct_fields__:
+            value = getattr(operation, name)
             if isinstance(value, Panels):
                 sizes[value.data] = library.bytes_of(value)
             elif isinstance(value, np.ndarray) and value.flags.writeable:

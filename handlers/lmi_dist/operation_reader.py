@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Generic, TypeAlias
 
 import numpy as np
+from msgspec import Struct, field
 
 from handlers.lmi_dist.arrays import BFLOAT16, Array, are_same_rows, as_float32
 from handlers.lmi_dist.families import Architecture
@@ -45,8 +45,7 @@ def in_float32(array: Array) -> Array:
     return np.ascontiguousarray(as_float32(array))
 
 
-@dataclass(slots=True)
-class _LinearParts:
+class _LinearParts(Struct):
     """What is read of the modules of a site: pieces that are joined to one linear and its gate."""
 
     weights: list[Weight] = field(default_factory=list)

@@ -8,8 +8,9 @@ say in which form it reads weights: `pack` for what is multiplied, `place` for a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
+
+from msgspec import Struct, field
 
 from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.gguf.block_rows import BlockRows
@@ -29,8 +30,7 @@ PackBlocks = Callable[[Sequence[BlockRows]], Packed]
 """Takes the rows of a weight (num_out, num_in) in the blocks of a GGUF file, and gives the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class Embed:
+class Embed(Struct, frozen=True):
     """output = table[token id] * scale + positions[position]"""
 
     output: int
@@ -41,8 +41,7 @@ class Embed:
     positions: Table | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
+class Norm(Struct, frozen=True):
     """output = normalised input * weight + bias, or output += that.
 
     `input` and `output` may be one buffer if it does not add.
@@ -60,8 +59,7 @@ class Norm:
     adds: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Linear(Generic[Packed]):
+class Linear(Struct, Generic[Packed], frozen=True):
     """output = activation(input weight^T + bias), or output += that.
 
     With a gate: output = activation(input gate^T + gate_bias) * (input weight^T + bias)
@@ -85,8 +83,7 @@ class Linear(Generic[Packed]):
     low: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Shrink:
+class Shrink(Struct, frozen=True):
     """output = input down^T, for the rows whose adapter has such a weight for the next Linear.
 
     Other rows are left out.
@@ -97,8 +94,7 @@ class Shrink:
     site: int
 
 
-@dataclass(frozen=True, slots=True)
-class LowRank(Generic[Packed]):
+class LowRank(Struct, Generic[Packed], frozen=True):
     """What an adapter has for one site. `up` and `gate` include the adapter's scale."""
 
     # Packed from (rank, width of input).
@@ -112,8 +108,7 @@ Adapter: TypeAlias = "tuple[LowRank[Packed] | None, ...]"
 """What an adapter has, by site."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attend:
+class Attend(Struct, frozen=True):
     """Normalise and rotate the heads of queries and keys, store keys and values in the cache, and
     attend.
 
@@ -140,16 +135,14 @@ class Attend:
     is_wanted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Gather:
+class Gather(Struct, frozen=True):
     """output = the wanted rows of input"""
 
     input: int
     output: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cap:
+class Cap(Struct, frozen=True):
     """buffer = cap * tanh(buffer / cap), of the logits"""
 
     buffer: int
@@ -159,8 +152,7 @@ class Cap:
 Operation: TypeAlias = "Embed | Norm | Linear[Packed] | Attend | Gather | Cap | Shrink"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program(Generic[Packed]):
+class Program(Struct, Generic[Packed], frozen=True, kw_only=True):
     """The operations of a whole decoder.
 
     The last one leaves the logits of the wanted rows in the last buffer; an embedding model has

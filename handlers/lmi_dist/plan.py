@@ -1,10 +1,10 @@
 """The plan of one step, which the scheduler gives a runner. No torch."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct, field
 
 
 class Chunk(msgspec.Struct):
@@ -40,8 +40,7 @@ class BlockCopy(NamedTuple):
     target: int
 
 
-@dataclass(slots=True)
-class Plan:
+class Plan(Struct):
     """The chunks of a step, of each sequence one at most.
 
     Decodes are in the order of their slots. For a runner that reads blocks, those with one adapter

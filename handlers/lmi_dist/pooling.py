@@ -5,9 +5,9 @@ on cuts of the prompt.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.plan import Chunk
@@ -18,8 +18,7 @@ from lmi.executor import Embeddings, Tensor
 LEAST_NORM = 1e-12
 
 
-@dataclass(frozen=True, slots=True)
-class Pooling:
+class Pooling(Struct, frozen=True):
     """How the states (num_tokens, size) behind the last norm become an embedding."""
 
     # Of the states of all tokens. Otherwise the embedding is the state of the last one.

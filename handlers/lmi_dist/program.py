@@ -8,7 +8,9 @@ checkpoint: the queries that share a key head are neighbours.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.families import Architecture
@@ -33,8 +35,7 @@ from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
 
-@dataclass(frozen=True, slots=True)
-class _Buffers:
+class _Buffers(Struct, frozen=True):
     """The numbers of the buffers that have the same tokens as rows."""
 
     # The residual, (hidden_size,).

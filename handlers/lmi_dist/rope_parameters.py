@@ -1,9 +1,10 @@
 """The parameters of rotary embeddings in config.json."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from handlers.lmi_dist.config_rules import ROPE_TABLE, ROPE_TYPES, check_known, checked_values
 from lmi.errors import ModelUnusable
@@ -17,8 +18,7 @@ _ROPE_NEEDS = {
 }
 
 
-@dataclass(frozen=True)
-class RopeReader:
+class RopeReader(Struct, frozen=True):
     """Reads the parameters of one file. `values` are all values that it has, with defaults."""
 
     file: Path

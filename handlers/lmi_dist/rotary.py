@@ -8,18 +8,17 @@ then rounded: no machine changes them.
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from handlers.lmi_dist.arrays import Array
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Rotary:
+class Rotary(Struct, frozen=True):
     """The rotation of a head's channels. Those that have no pair do not change."""
 
     # By pair, in radians per position.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from handlers.lmi_dist.arrays import Array
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from handlers.lmi_dist.pooling import Pooling
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """The limits on running sequences, on the tokens of one sequence, and on the tokens in the
     cache.
 

@@ -1,13 +1,14 @@
 """What the sampler keeps of one sequence from step to step."""
 
-from dataclasses import dataclass, replace
 from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from handlers.lmi_dist.logits_rules import LogitsRules
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerState:
+class SamplerState(Struct, frozen=True):
     """The parameters of a sequence's rows, the same in every step, and the rules of its request."""
 
     # The bytes of one record of ROW_PARAMS.

@@ -1,15 +1,15 @@
 """What the scheduler gives the executor: the plan of one step, and whose it is."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import SpecDecodingStats
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(Struct):
     """The plan of one step, and the sequence of each chunk and its first row of the logits,
     parallel to `plan.chunks`.
 

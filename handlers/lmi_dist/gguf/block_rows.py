@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
+from msgspec import Struct
 
 from handlers.lmi_dist.gguf.blocks import Bytes, Floats, dequantise
 from lmi.shared.gguf_file import TensorType
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRows:
+class BlockRows(Struct, frozen=True):
     """Rows of a weight (num_rows, num_columns) in blocks of one type."""
 
     type: TensorType

@@ -15,13 +15,13 @@ import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from handlers.lmi_dist.gguf.block_rows import BlockRows
 from handlers.lmi_dist.gguf.blocks import DEQUANTISE, dequantise
@@ -105,8 +105,7 @@ QKV_OF_PHI2 = ("q_proj", "k_proj", "v_proj")
 TURNED_IN_GPT2 = frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
+class _Tensor(Struct, frozen=True):
     """A tensor of transformers: the stored one that it is made of, and the function that makes it,
     if it is changed.
     """

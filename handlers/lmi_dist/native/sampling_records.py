@@ -5,11 +5,11 @@ Wanted is a token, the log-prob of one, or the candidates of a beam search.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int32]
@@ -82,8 +82,7 @@ def new_row_params(num: int, **columns: Any) -> Records:
     return params
 
 
-@dataclass(slots=True)
-class Sampling:
+class Sampling(Struct):
     """The parameters of the rows that are sampled in a step, and what they are about.
 
     The ids that rules are about stand in lists that the rows share: each takes as many as its

@@ -6,8 +6,9 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from ctypes import POINTER
-from dataclasses import dataclass, field
 from typing import NamedTuple, Self
+
+from msgspec import Struct, field
 
 from handlers.lmi_dist.native.records import (
     TOKENS_PER_BLOCK,
@@ -28,8 +29,7 @@ class PackedStep(NamedTuple):
     arrays: list[array[int]]
 
 
-@dataclass(slots=True)
-class StepLists:
+class StepLists(Struct):
     """What the chunks of a step have, one after the other."""
 
     # The tokens of all chunks, in order.

@@ -8,10 +8,11 @@ compressed-tensors write.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from lmi.errors import ModelUnusable, shorten
 
@@ -34,8 +35,7 @@ GPTQ_LAYOUTS = ("gptq", "gptq_v2")
 COMPRESSED_LAYOUTS = ("pack-quantized", "int-quantized")
 
 
-@dataclass(frozen=True, slots=True)
-class Scheme:
+class Scheme(Struct, frozen=True):
     """How the quantised weights of a checkpoint are kept."""
 
     layout: Layout

@@ -5,11 +5,11 @@ inputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.quantised.words import Codes
@@ -20,8 +20,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 NUMBERS_AT_A_TIME = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class QuantisedWeight:
+class QuantisedWeight(Struct, frozen=True):
     """A weight (num_out, num_in).
 
     Weight i of row o is (codes[o, i] - zero_points[o, g]) * scales[o, g], with g = groups[i].

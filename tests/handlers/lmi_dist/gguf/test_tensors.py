@@ -1,12 +1,12 @@
 """Tensors of a GGUF file are those of the checkpoint that it was made of, family by family."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.gguf.tensors import NAMES, GgufTensors

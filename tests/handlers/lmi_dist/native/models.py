@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
 
 import torch
+from msgspec.structs import asdict, replace
 from torch import Tensor
 
 from handlers.lmi_dist.arrays import Array
@@ -26,12 +26,9 @@ def packed(library: Library, program: Program[Tensor], format: int) -> Program[P
 
     operations = []
     for packed_operation in program.operations:
-        tensors = {
-            field.name: getattr(packed_operation, field.name) for field in fields(packed_operation)
-        }
         forms = {
             name: form(packed_operation, name, value)
-            for name, value in tensors.items()
+            for name, value in asdict(packed_operation).items()
             if isinstance(value, Tensor)
         }
         operations.append(replace(packed_operation, **forms))

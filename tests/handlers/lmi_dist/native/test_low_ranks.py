@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from msgspec.structs import replace
 from torch import Tensor
 
 from handlers.lmi_dist.linear_sites import MAX_MODULES

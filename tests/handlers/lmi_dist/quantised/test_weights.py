@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 import pytest
+from msgspec.structs import replace
 
 from handlers.lmi_dist.quantised.blocks import blocks_of, type_of
 from handlers.lmi_dist.quantised.scheme import Layout, Scheme
