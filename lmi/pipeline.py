@@ -5,53 +5,39 @@
 Every sequence ends with a Delta that has a finish reason, or the request ends with an LmiError.
 However it ends, its stream is closed, which sends Cancel unless the engine has finished.
 
-A long request is kept in memory in one form at a time: once it is encoded for the engine, only that
-frame is left, and what the answer needs.
+The way has two halves. `prepare` turns requests into frames for the engine, and frees them: of a
+long one only the frame is left, and what the answer needs. `generate` sends the frames.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from sys import getsizeof
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from lmi import errors
 from lmi.capabilities import check_request, fitted
 from lmi.engine.client import Engines, ResponseStream
 from lmi.engine.misses import BeginningWatch
-from lmi.engine.submission import Submission
-from lmi.executor import EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
+from lmi.executor import EngineInfo, LoraConfig, OutputConfig, Request, Result
+from lmi.sequences import KeptRequest, Sequences
 from lmi.settings.config import ModelConfig
-from lmi.text.answer import AnswerText, prompt_tokens
 from lmi.text.tokenizer import NUM_THREADS, Tokenizer, truncated
-from lmi.types import AnswerEnd, Delta, GenerationRequest
+from lmi.types import Delta, GenerationRequest
 
 # It takes a Delta. What it returns is awaited before the next one is passed to it.
 DeltaTaker = Callable[[Delta], Awaitable[None] | None]
 # Words by their token ids.
 Words = Sequence[tuple[int, ...]]
-# It is called when all requests are encoded, with the bytes that their answers hold of them.
-EncodedHook = Callable[[int], None]
 
-# Of a request whose frame has more bytes, only what its answer needs is kept until the answer ends.
-LONG_BYTES = 4096
 # Of prompts with more characters, only a few are prepared at the same time.
 LONG_CHARS = 64 << 10
-ID_BYTES = 4
 # The message with which the tasks of an answer that has ended are cancelled.
 OVER = "the answer is over"
-REASONS = {
-    FinishReason.END_ID: AnswerEnd.EOS_TOKEN,
-    FinishReason.STOP_WORDS: AnswerEnd.STOP_SEQUENCE,
-    FinishReason.LENGTH: AnswerEnd.LENGTH,
-}
 
 
 class Pipeline:
@@ -81,28 +67,15 @@ class Pipeline:
         self._max_new_tokens = model.generation_defaults.server_max_new_tokens
         self._long_prompts = asyncio.Semaphore(NUM_THREADS)
 
-    async def generate(
-        self,
-        requests: Sequence[GenerationRequest],
-        take: DeltaTaker,
-        streams: list[ResponseStream] | None = None,
-        encoded: EncodedHook = lambda num_bytes: None,
-    ) -> None:
-        """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after
-        some.
+    async def prepare(self, requests: Sequence[GenerationRequest]) -> list[Sequences]:
+        """Encode the requests of an answer, and check them. Raises LmiError if one is refused.
 
-        Requests that are answered together run concurrently, and the first failure ends the whole
-        answer. The stream of each request that an engine gets is added to `streams`. `encoded` is
-        called when all requests are encoded: they are not held here any more, and do not yet count
-        as frames.
+        A caller that keeps no request has each freed as soon as it is encoded.
 
         Requests share cached prompts if they have the same salt: the `cache_salt` of their clients
         or, with the scope `request`, a salt of this answer alone. An API key is no salt: clients
         with a key share whole blocks, as clients without a salt do.
         """
-        if streams is None:
-            streams = []
-
         if self._prefix_cache_scope == "request":
             salt = secrets.token_hex(16)
             requests = [replace(request, cache_salt=salt) for request in requests]
@@ -112,18 +85,30 @@ class Pipeline:
         for words in {request.bad_sequences for request in requests}:
             spellings[words] = await self.tokenizer.spellings_async(words)
 
-        preparing = self._preparations(requests, spellings)
-        # So each request is freed as soon as it is prepared.
+        preparations = self._preparations(requests, spellings)
+        # From here on each request belongs to its preparation.
         del requests
 
-        if len(preparing) == 1:
-            prepared = [await preparing.pop()]
-        else:
-            prepared = await asyncio.gather(*preparing)
+        if len(preparations) == 1:
+            return [await preparations.pop()]
 
-        # If one was refused, none begins.
-        preparing.clear()
-        encoded(sum(sequences.num_bytes for sequences in prepared))
+        return await asyncio.gather(*preparations)
+
+    async def generate(
+        self,
+        prepared: Sequence[Sequences],
+        take: DeltaTaker,
+        streams: list[ResponseStream] | None = None,
+    ) -> None:
+        """Send what `prepare` has returned, and pass the Deltas of the answer to `take`. Raises
+        LmiError, before the first Delta or after some.
+
+        Requests that are answered together run concurrently, and the first failure ends the whole
+        answer. The stream of each request that an engine gets is added to `streams`.
+        """
+        if streams is None:
+            streams = []
+
         if len(prepared) == 1:
             await self._generate(prepared[0], take, streams)
         else:
@@ -167,9 +152,8 @@ class Pipeline:
                 check_room(len(prompt_ids), request.max_new_tokens, info)
 
             submission = self._engines.encoded(submitted, request.origin)
-            return Sequences(
-                self.tokenizer, request, submission, prompt, submitted.input_token_ids, first_index
-            )
+            kept = KeptRequest.of(request, prompt, submitted.input_token_ids, submission)
+            return Sequences(self.tokenizer, kept, submission, first_index)
 
     def _turn_of(self, request: GenerationRequest) -> AbstractAsyncContextManager[object]:
         """Return what a prompt has to enter before it is prepared. A long one waits there for its
@@ -346,127 +330,6 @@ class Pipeline:
         )
 
 
-class Sequences:
-    """The sequences of one request, which turn each Result into a Delta.
-
-    `open_texts` has the texts of those that have not ended, by index. `num_bytes` is what they hold
-    of a long request until its end, beside the frame of its submission.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        request: GenerationRequest,
-        submission: Submission,
-        prompt: str,
-        prompt_ids: Sequence[int],
-        first_index: int,
-    ) -> None:
-        """`prompt` is the text that the answer continues, `prompt_ids` are its tokens. In the whole
-        answer these sequences have the indexes from `first_index` on.
-        """
-        self.num_bytes = 0
-        if len(submission.frame) > LONG_BYTES:
-            if not request.return_full_text and request.chat is None:
-                # No formatter reads it.
-                prompt = ""
-
-            prompt_ids = array("I", prompt_ids)
-            request = request.for_answer()
-            self.num_bytes = getsizeof(prompt) + ID_BYTES * len(prompt_ids)
-
-        self.request = request
-        self.submission = submission
-        self._tokenizer = tokenizer
-        self._prompt = prompt
-        self._first_index = first_index
-        self._prompt_ids = prompt_ids
-        self._is_prompt_told = False
-
-        self.open_texts: dict[int, AnswerText] = {}
-        for index in range(request.num_sequences):
-            self.open_texts[index] = AnswerText(tokenizer, request, self._prompt_ids)
-
-    def read(self, result: Result) -> Delta | None:
-        """Return the Delta of a Result. Raises DeadlineExceeded if the engine's time for the
-        request is over.
-
-        A stop string ends a sequence although the engine goes on with it. The Results that come
-        after it have no Delta.
-        """
-        index = result.sequence_index
-        ids = result.output_token_ids[0]
-        reason = result.finish_reasons[0]
-        if result.prompt_token_ids is not None:
-            self._prompt_ids = result.prompt_token_ids
-
-        answer = self.open_texts.get(index)
-        if answer is None:
-            return None
-
-        if reason is FinishReason.TIMED_OUT:
-            raise errors.DeadlineExceeded("the engine's time for this request ran out")
-
-        log_probs = result.log_probs[0] if result.log_probs else None
-        top = result.top_log_probs[0] if result.top_log_probs else None
-        delta = Delta(answer.feed(ids, log_probs, top, reason), index=self._first_index + index)
-        delta.prompt = self._prompt
-        delta.prompt_token_ids = self._prompt_ids
-        if index == 0 and not self._is_prompt_told:
-            self._is_prompt_told = True
-            self._tell_prompt(delta, result)
-
-        _set_finish(delta, result, answer.stop_string)
-        if delta.finish_reason is not None:
-            del self.open_texts[index]
-
-        return delta
-
-    def _tell_prompt(self, delta: Delta, result: Result) -> None:
-        """Set in the first Delta of a request what it says of the prompt."""
-        delta.num_prompt_tokens = len(self._prompt_ids)
-        delta.num_cached_tokens = result.num_cached_tokens
-        if self.request.prefill_details:
-            delta.prefill = prompt_tokens(
-                self._tokenizer, self._prompt_ids, result.prompt_log_probs
-            )
-
-    def read_beams(self, result: Result) -> list[Delta]:
-        """Return a Delta for each beam of a search that has ended. Raises GenerationFailed if beams
-        are missing.
-        """
-        deltas = []
-        for beam in beams_of(result):
-            delta = self.read(beam)
-            if delta is not None:
-                deltas.append(delta)
-
-        if result.is_final and self.open_texts:
-            num_beams = len(deltas) + len(self.open_texts)
-            raise errors.GenerationFailed(
-                f"the engine found only {len(deltas)} of {num_beams} beams"
-            )
-
-        return deltas
-
-
-def _set_finish(delta: Delta, result: Result, stop_string: str | None) -> None:
-    """Set in the last Delta of a sequence why it ended: a stop string was found, or the engine has
-    finished it.
-    """
-    ids = result.output_token_ids[0]
-    reason = result.finish_reasons[0]
-    if stop_string is not None:
-        delta.finish_reason = AnswerEnd.STOP_SEQUENCE
-        delta.stop_reason = stop_string
-    elif reason is not FinishReason.NOT_FINISHED:
-        delta.finish_reason = REASONS[reason]
-        delta.times = result.request_perf_metrics
-        delta.embedding = result.embedding
-        if ids and reason is FinishReason.STOP_WORDS:
-            delta.stop_reason = ids[-1]
-
-
 def check_room(num_prompt_tokens: int, max_new_tokens: int, info: EngineInfo) -> None:
     """Raise InvalidParameter if the context has no room for the answer, in words that clients of
     TGI look for.
@@ -476,28 +339,6 @@ def check_room(num_prompt_tokens: int, max_new_tokens: int, info: EngineInfo) ->
     if max_new_tokens > room:
         rule = f"at most {room} here (`inputs` tokens + `max_new_tokens` must be <= {context})"
         raise errors.InvalidParameter("max_tokens", rule, max_new_tokens)
-
-
-def beams_of(result: Result) -> list[Result]:
-    """Return a Result for each beam of a search that has ended, as if each were a sequence. Beams
-    may change until then, so there is none before.
-    """
-    if not result.is_final:
-        return []
-
-    beams = []
-    for index, ids in enumerate(result.output_token_ids):
-        beam = msgspec.structs.replace(
-            result,
-            output_token_ids=[ids],
-            sequence_index=index,
-            finish_reasons=[result.finish_reasons[index]],
-            log_probs=result.log_probs and [result.log_probs[index]],
-            top_log_probs=result.top_log_probs and [result.top_log_probs[index]],
-        )
-        beams.append(beam)
-
-    return beams
 
 
 def adds_special_tokens(request: GenerationRequest) -> bool:

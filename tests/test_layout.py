@@ -32,6 +32,7 @@ LAYERS = (
     {"lmi.capabilities", "lmi.http", "lmi.ipc", "lmi.settings", "lmi.types"},
     {"lmi.apis", "lmi.runtime", "lmi.text"},
     {"lmi.engine"},
+    {"lmi.sequences"},
     {"lmi.client", "lmi.gateway", "lmi.pipeline"},
     {"lmi.supervisor"},
     {"lmi.server"},
@@ -217,7 +218,8 @@ def test_what_stands_for_another_engine_has_a_folder_of_its_own() -> None:
 def test_the_pipeline_reads_every_field_of_a_request() -> None:
     """A request has no field for the form of the answer, which is in AnswerFormat."""
     source = "".join(
-        (ROOT / "lmi" / file).read_text() for file in ("pipeline.py", "text/answer.py")
+        (ROOT / "lmi" / file).read_text()
+        for file in ("pipeline.py", "sequences.py", "text/answer.py")
     )
     names = GenerationRequest.__struct_fields__
     assert [name for name in names if f"request.{name}" not in source] == []

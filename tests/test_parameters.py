@@ -287,7 +287,11 @@ class Door:
             def take(delta: Delta) -> None:
                 records.extend(cast(list[bytes], formatter.feed(delta)))
 
-            asyncio.run(self._pipeline.generate(parsed.requests, take))
+            async def answer() -> None:
+                prepared = await self._pipeline.prepare(parsed.requests)
+                await self._pipeline.generate(prepared, take)
+
+            asyncio.run(answer())
         except LmiError as error:
             rendered = LMI.errors.render(error, format, accepted=False)
             return Answer(rendered.status, json.loads(rendered.body))

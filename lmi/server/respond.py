@@ -21,7 +21,7 @@ from lmi.apis.base.errors import RenderedError
 from lmi.apis.base.formatters import AsyncFormatter, Formatter
 from lmi.errors import LmiError
 from lmi.http.exchange import Exchange
-from lmi.pipeline import LONG_BYTES
+from lmi.sequences import LONG_BYTES
 from lmi.server.answer_body import AnswerBody
 from lmi.server.answer_stats import AnswerStats
 from lmi.server.client_headers import client_of, client_priority, client_timeout_s
@@ -278,7 +278,9 @@ class Inference:
         return with_origins
 
     def note_encoded(self, num_bytes: int) -> None:
-        """Only `num_bytes` of the requests are held from now on."""
+        """Hold no more than `num_bytes` of the requests from now on: they are encoded, and their
+        frames do not count yet.
+        """
         if self.is_long:
             self.hold(num_bytes + self._num_format_bytes)
 
@@ -377,9 +379,9 @@ async def generate(
         early_start = EarlyStart(formatter, send, period_s, inference.started_s)
         async with inference.deadline(), early_start as early:
             await formatter.begin()
-            await service.pipeline.generate(
-                inference.take_requests(), take, early.streams, inference.note_encoded
-            )
+            prepared = await service.pipeline.prepare(inference.take_requests())
+            inference.note_encoded(sum(sequences.num_bytes for sequences in prepared))
+            await service.pipeline.generate(prepared, take, early.streams)
 
 
 async def send_later(formatter: AsyncFormatter, delta: Delta, send: Send) -> None:

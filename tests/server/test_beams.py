@@ -20,7 +20,7 @@ from lmi.executor import (
     Result,
     SamplingConfig,
 )
-from lmi.pipeline import beams_of
+from lmi.sequences import beams_of
 from lmi.settings.config import ModelConfig
 from lmi.user_code.formatter import OutputFormatter
 from tests.scripted import CAPABILITIES, END_ID, Host, beams, host
