@@ -204,6 +204,25 @@ int num_linear_items(const Run& run, const Op& op) {
     return divide_up(num_rows, rows_per_linear(run, op)) * num_panels(op.weight->num_out);
 }
 
+// The linear behind one that has rows in this step. Behind the last comes the first, which the next step begins with.
+const Op& linear_behind(const Run& run, const Op& op) {
+    const Op* const end = run.model.ops + run.model.num_ops;
+    const Op* next = &op;
+    do {
+        next = next + 1 == end ? run.model.ops : next + 1;
+    } while (next->kind != LMI_LINEAR || run.num_rows(next->output) == 0);
+    return *next;
+}
+
+// What a thread most likely reads behind an item: threads that are as fast as each other take items in turn.
+Next read_behind(const Run& run, const Op& op, int item) {
+    const Op* next = &op;
+    item += run.num_threads;
+    for (int num; item >= (num = num_linear_items(run, *next)); item -= num) next = &linear_behind(run, *next);
+    const int num_rows = run.num_rows(next->output);
+    return next_from(*next->weight, num_rows == 1 ? item * PANELS : item % num_panels(next->weight->num_out));
+}
+
 // Writes `num_rows` rows of products, (num_rows, width), to columns of the output. `gates` may be null.
 void finish(const Run& run, const Op& op, const float* products, const float* gates, int width, int row, int num_rows,
             int column) {
@@ -277,8 +296,9 @@ void linear_of_one(const Run& run, const Op& op, int item) {
     const int panel = item * PANELS;
     const int count = std::min<int>(PANELS, num_panels(op.weight->num_out) - panel);
     const Rows rows = input_of(run, op, 0);
-    product_of_one(*op.weight, panel, count, rows, products);
-    if (op.gate) product_of_one(*op.gate, panel, count, rows, gates);
+    const Next next = read_behind(run, op, item);
+    product_of_one(*op.weight, panel, count, rows, op.gate ? next_from(*op.gate, panel) : next, products);
+    if (op.gate) product_of_one(*op.gate, panel, count, rows, next, gates);
     for (int i = 0; i < count; i++)
         adapt(run, op, panel + i, 0, 1, products + i * NR, op.gate ? gates + i * NR : nullptr);
     finish(run, op, products, op.gate ? gates : nullptr, count * NR, 0, 1, panel * NR);
@@ -293,9 +313,8 @@ void linear(const Run& run, const Op& op, int item) {
     const int row = item / panels * most;
     const int num_rows = std::min(most, run.num_rows(op.output) - row);
     const Rows rows = input_of(run, op, row);
-    // Threads take panels in turn.
-    const char* next = panel_of(*op.weight, panel + run.num_threads);
-    product(*op.weight, panel, rows, num_rows, op.gate ? panel_of(*op.gate, panel) : next, products);
+    const Next next = read_behind(run, op, item);
+    product(*op.weight, panel, rows, num_rows, op.gate ? next_from(*op.gate, panel) : next, products);
     if (op.gate) product(*op.gate, panel, rows, num_rows, next, gates);
     adapt(run, op, panel, row, num_rows, products, op.gate ? gates : nullptr);
     finish(run, op, products, op.gate ? gates : nullptr, NR, row, num_rows, panel * NR);

@@ -161,18 +161,40 @@ inline const char* panel_of(const Panels& panels, int64_t panel) {
     return static_cast<const char*>(part.data) + place.panel * panel_bytes(part.num_in, part.format);
 }
 
-// The weights that a tile prefetches while it computes: `pace` bytes more with each of its steps. The hardware's own
-// prefetcher stops at the end of a page.
+// Where weights lie that are read next: the first of a few panels, and how far the others are behind it.
+struct Next {
+    const char* at;
+    int64_t apart;
+};
+
+// The weights that a tile prefetches while it computes: `pace` bytes more with each of its steps, from `end` on those of
+// `next`. The hardware's own prefetcher stops at the end of a page.
 struct Ahead {
     const char* at;
     int pace;
+    // How far the panels are behind each other.
+    int64_t apart = 0;
+    const char* end = nullptr;
+    Next next = {};
+
+    // Without `TURNS` there is no end.
+    template <bool TURNS>
+    void advance() {
+        at += pace;
+        if (!TURNS || at != end) return;
+        at = next.at;
+        apart = next.apart;
+        end = nullptr;
+    }
 };
 
 #define UNROLLED _Pragma("GCC unroll 16")
 
-template <int BYTES>
+// Brings weights near, into the first-level cache, or only into the second, which waits for more of them at a time and
+// leaves the first to what is read now. Near is better where products take longer than memory: with many rows.
+template <int BYTES, bool IS_NEAR>
 inline void prefetch(const char* at) {
-    UNROLLED for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(at + i);
+    UNROLLED for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(at + i, 0, IS_NEAR ? 3 : 2);
 }
 
 // ---- Tiles in float32 -----------------------------------------------------------------------------------------------
@@ -199,6 +221,8 @@ struct BFloat16Weights {
 template <class Weights>
 struct FloatTile {
     static constexpr int ROWS = MR;
+    // The rows of a tile from which on weights are brought near.
+    static constexpr int NEAR_ROWS = 9;
     static constexpr int STEP = Weights::STEP;
     static constexpr int RUN_BYTES = RUN * STEP;
     // Whether tiles share the prefetch of the next run.
@@ -209,6 +233,8 @@ struct FloatTile {
     template <int M, int P>
     static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, Ahead ahead,
                         float* out) {
+        constexpr bool IS_NEAR = M >= NEAR_ROWS;
+        constexpr bool TURNS = M == 1 || !SHARES;
         const int first = run * RUN;
         const int last = std::min(first + RUN, panels.num_in);
         const int64_t bytes = panel_bytes(panels.num_in, panels.format);
@@ -221,10 +247,10 @@ struct FloatTile {
             Vec weights[2 * P];
             UNROLLED for (int p = 0; p < P; p++) {
                 Weights::load(panel + p * bytes + int64_t(k) * STEP, weights[2 * p], weights[2 * p + 1]);
-                prefetch<STEP>(ahead.at + p * bytes);
+                prefetch<STEP, IS_NEAR>(ahead.at + p * ahead.apart);
             }
 
-            ahead.at += ahead.pace;
+            ahead.advance<TURNS>();
             UNROLLED for (int m = 0; m < M; m++) {
                 const Vec input = splat(x[m * stride + k]);
                 UNROLLED for (int j = 0; j < 2 * P; j++) sums[m][j] += input * weights[j];
@@ -245,6 +271,7 @@ struct FloatTile {
 // (num_pairs, NR) words: the first input of a pair in the lower half.
 struct PairTile {
     static constexpr int ROWS = MR;
+    static constexpr int NEAR_ROWS = 9;
     static constexpr int STEP = 4 * NR;
     static constexpr int RUN_BYTES = PAIR_RUN * STEP;
     static constexpr bool SHARES = true;
@@ -254,6 +281,8 @@ struct PairTile {
     template <int M, int P>
     static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, Ahead ahead,
                         float* out) {
+        constexpr bool IS_NEAR = M >= NEAR_ROWS;
+        constexpr bool TURNS = M == 1 || !SHARES;
         const int first = run * PAIR_RUN;
         const int last = std::min<int>(first + PAIR_RUN, num_pairs(panels.num_in));
         const int64_t bytes = panel_bytes(panels.num_in, panels.format);
@@ -268,10 +297,10 @@ struct PairTile {
                 const char* here = panel + p * bytes + int64_t(k) * STEP;
                 weights[2 * p] = ints(here);
                 weights[2 * p + 1] = ints(here + 4 * VL);
-                prefetch<STEP>(ahead.at + p * bytes);
+                prefetch<STEP, IS_NEAR>(ahead.at + p * ahead.apart);
             }
 
-            ahead.at += ahead.pace;
+            ahead.advance<TURNS>();
             UNROLLED for (int m = 0; m < M; m++) {
                 int32_t two;
                 std::memcpy(&two, x + m * stride + k * 4, 4);
@@ -366,6 +395,8 @@ template <class Dot>
 struct Int8Tile {
     // Registers hold the integers of a group and the totals.
     static constexpr int ROWS = MR / 2;
+    // Never: its runs fill the first-level cache.
+    static constexpr int NEAR_ROWS = ROWS + 1;
     static constexpr int STEP = 4 * NR;
     static constexpr int RUN_BYTES = GROUPS * GROUP_BYTES;
     // Its tiles are too short.
@@ -376,6 +407,8 @@ struct Int8Tile {
     template <int M, int P>
     static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, Ahead ahead,
                         float* out) {
+        constexpr bool IS_NEAR = M >= NEAR_ROWS;
+        constexpr bool TURNS = M == 1 || !SHARES;
         const int64_t groups = num_groups(panels.num_in);
         const int64_t bytes = groups * GROUP_BYTES;
         const int first = run * GROUPS;
@@ -399,10 +432,10 @@ struct Int8Tile {
                     const char* here = at + p * bytes + k * NR;
                     weights[2 * p] = ints(here);
                     weights[2 * p + 1] = ints(here + 4 * VL);
-                    prefetch<STEP>(ahead.at + p * bytes);
+                    prefetch<STEP, IS_NEAR>(ahead.at + p * ahead.apart);
                 }
 
-                ahead.at += ahead.pace;
+                ahead.advance<TURNS>();
                 UNROLLED for (int m = 0; m < M; m++) {
                     int32_t four;
                     std::memcpy(&four, x + (m * groups + g) * GROUP + k, 4);
@@ -411,6 +444,8 @@ struct Int8Tile {
                 }
             }
 
+            UNROLLED for (int p = 0; p < P; p++) prefetch<STEP, IS_NEAR>(ahead.at + p * ahead.apart);
+            ahead.advance<TURNS>();
             UNROLLED for (int j = 0; j < 2 * P; j++) {
                 const Vec scale = upper_half(ints(word_of(at, bytes, j)));
                 UNROLLED for (int m = 0; m < M; m++)
@@ -537,6 +572,7 @@ template <class Weights, class Dot>
 struct SmallTile {
     // Registers hold the integers of a group and the totals.
     static constexpr int ROWS = MR / 2;
+    static constexpr int NEAR_ROWS = 2;
     static constexpr int STEP = 4 * NR;
     static constexpr int FORMAT = Weights::FORMAT;
     static constexpr int GROUPS_OF_RUN = SMALL_RUN / SMALL_GROUP;
@@ -552,6 +588,8 @@ struct SmallTile {
     template <int M, int P>
     static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, Ahead ahead,
                         float* out) {
+        constexpr bool IS_NEAR = M >= NEAR_ROWS;
+        constexpr bool TURNS = M == 1 || !SHARES;
         const int64_t groups = panels.num_in / SMALL_GROUP;
         const int64_t bytes = groups * GROUP_BYTES;
         const int first = run * GROUPS_OF_RUN;
@@ -566,12 +604,12 @@ struct SmallTile {
             const int16_t* inputs = x + g * SMALL_GROUP;
             UNROLLED for (int half = 0; half < Weights::NUM_SUMS; half++) {
                 Ints sums[M][2 * P] = {};
-                for (int word = 0; word < WORDS; word++, at += STEP, inputs += 2 * PAIRS, ahead.at += ahead.pace) {
+                for (int word = 0; word < WORDS; word++, at += STEP, inputs += 2 * PAIRS, ahead.advance<TURNS>()) {
                     Ints words[2 * P];
                     UNROLLED for (int p = 0; p < P; p++) {
                         words[2 * p] = ints(at + p * bytes);
                         words[2 * p + 1] = ints(at + p * bytes + 4 * VL);
-                        prefetch<STEP>(ahead.at + p * bytes);
+                        prefetch<STEP, IS_NEAR>(ahead.at + p * ahead.apart);
                     }
 
                     UNROLLED for (int i = 0; i < PAIRS; i++) add_pairs<M, P>(words, i, inputs, panels.num_in, sums);
@@ -591,8 +629,8 @@ struct SmallTile {
                 }
             }
 
-            UNROLLED for (int p = 0; p < P; p++) prefetch<STEP>(ahead.at + p * bytes);
-            ahead.at += ahead.pace;
+            UNROLLED for (int p = 0; p < P; p++) prefetch<STEP, IS_NEAR>(ahead.at + p * ahead.apart);
+            ahead.advance<TURNS>();
         }
 
         UNROLLED for (int m = 0; m < M; m++)
@@ -622,44 +660,48 @@ constexpr std::array<AddRun*, sizeof...(M)> by_rows(std::integer_sequence<int, M
     return {Tile::template add_run<M + 1, 1>...};
 }
 
-// What a tile reads itself, PREFETCH steps later.
+// What a tile reads itself, PREFETCH steps later, and behind its panels the next ones.
 template <class Tile>
-Ahead own_weights(const char* panel, int run) {
-    return {panel + run * Tile::RUN_BYTES + PREFETCH * Tile::STEP, Tile::STEP};
+Ahead own_weights(const char* panel, int64_t bytes, int run, Next next) {
+    const int64_t own = run * Tile::RUN_BYTES + PREFETCH * Tile::STEP;
+    if (own < bytes) return {panel + own, Tile::STEP, bytes, panel + bytes, next};
+    return {next.at + (own - bytes), Tile::STEP, next.apart};
 }
 
 // Rows are cut evenly into tiles of at most ROWS. Tiles are innermost, so a run's weights are read once from memory: its
 // tiles share the prefetch of the next run, so that memory works as long as they compute.
 template <class Tile>
-void product_by(const Panels& panels, int panel, const Rows& rows, int num_rows, const char* next, float* out) {
+void product_by(const Panels& panels, int panel, const Rows& rows, int num_rows, Next next, float* out) {
     static constexpr auto add_run = by_rows<Tile>(std::make_integer_sequence<int, Tile::ROWS>());
     const char* data = panel_of(panels, panel);
+    const int64_t bytes = panel_bytes(panels.num_in, panels.format);
     const int num_tiles = divide_up(num_rows, Tile::ROWS);
     const int num_runs = Tile::num_runs(panels.num_in);
     for (int run = 0; run < num_runs; run++) {
-        const char* next_run = run + 1 < num_runs ? data + (run + 1) * Tile::RUN_BYTES : next;
+        const char* next_run = run + 1 < num_runs ? data + (run + 1) * Tile::RUN_BYTES : next.at;
         for (int tile = 0; tile < num_tiles; tile++) {
             const int row = num_rows * tile / num_tiles;
             const int end = num_rows * (tile + 1) / num_tiles;
             const Ahead share{next_run + Tile::RUN_BYTES / num_tiles * tile, Tile::STEP / num_tiles};
-            const Ahead ahead = Tile::SHARES ? share : own_weights<Tile>(data, run);
+            const Ahead ahead = Tile::SHARES ? share : own_weights<Tile>(data, bytes, run, next);
             add_run[end - row - 1](panels, data, rows, row, run, ahead, out + row * NR);
         }
     }
 }
 
 template <class Tile>
-void product_of_one_by(const Panels& panels, int panel, int count, const Rows& row, float* out) {
+void product_of_one_by(const Panels& panels, int panel, int count, const Rows& row, Next next, float* out) {
     static constexpr std::array<AddRun*, PANELS> add_run = {
         Tile::template add_run<1, 1>, Tile::template add_run<1, 2>, Tile::template add_run<1, 3>};
     const char* data = panel_of(panels, panel);
+    const int64_t bytes = panel_bytes(panels.num_in, panels.format);
     for (int run = 0; run < Tile::num_runs(panels.num_in); run++)
-        add_run[count - 1](panels, data, row, 0, run, own_weights<Tile>(data, run), out);
+        add_run[count - 1](panels, data, row, 0, run, own_weights<Tile>(data, bytes, run, next), out);
 }
 
 struct Multiply {
-    void (*rows)(const Panels&, int panel, const Rows&, int num_rows, const char* next, float* out);
-    void (*one)(const Panels&, int panel, int count, const Rows&, float* out);
+    void (*rows)(const Panels&, int panel, const Rows&, int num_rows, Next, float* out);
+    void (*one)(const Panels&, int panel, int count, const Rows&, Next, float* out);
 };
 
 template <class Tile>
@@ -701,23 +743,29 @@ inline const Multiply& multiply(int format) {
     return format == LMI_F32 ? by<FloatTile<Float32Weights>> : by<FloatTile<BFloat16Weights>>;
 }
 
-// `out` (num_rows, NR) = rows times one panel. `next` are the weights that this thread most likely reads next.
-inline void product(const Panels& panels, int panel, const Rows& rows, int num_rows, const char* next, float* out) {
+// A panel of a weight as what is read next, and the panels behind it.
+inline Next next_from(const Panels& panels, int64_t panel) {
+    const Panels& part = *place_of(panels, panel).panels;
+    return {panel_of(panels, panel), panel_bytes(part.num_in, part.format)};
+}
+
+// `out` (num_rows, NR) = rows times one panel. `next` is what this thread most likely reads next.
+inline void product(const Panels& panels, int panel, const Rows& rows, int num_rows, Next next, float* out) {
     const Place place = place_of(panels, panel);
     multiply(place.panels->format).rows(*place.panels, place.panel, rows, num_rows, next, out);
 }
 
 inline void product(const Panels& panels, int panel, const Rows& rows, int num_rows, float* out) {
-    product(panels, panel, rows, num_rows, panel_of(panels, panel + 1), out);
+    product(panels, panel, rows, num_rows, next_from(panels, panel + 1), out);
 }
 
 // `out` (count * NR) = one row times 1 to PANELS neighbouring panels, with the bits of `product`.
-inline void product_of_one(const Panels& panels, int panel, int count, const Rows& row, float* out) {
+inline void product_of_one(const Panels& panels, int panel, int count, const Rows& row, Next next, float* out) {
     while (count > 0) {
         const Place place = place_of(panels, panel);
         const Panels& part = *place.panels;
         const int some = part.rest ? std::min<int>(count, part.num_own - place.panel) : count;
-        multiply(part.format).one(part, place.panel, some, row, out);
+        multiply(part.format).one(part, place.panel, some, row, next, out);
         panel += some;
         count -= some;
         out += some * NR;

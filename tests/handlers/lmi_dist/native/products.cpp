@@ -28,7 +28,7 @@ EXPORT void round_to_pairs(const float* x, int num_in, void* pairs) { lmi::round
 EXPORT void product(const lmi::Panels* panels, const lmi::Rows* rows, int num_rows, int is_plain, float* out) {
     const lmi::Multiply& by = multiply(panels->format, is_plain);
     for (int panel = 0; panel < lmi::num_panels(panels->num_out); panel++)
-        by.rows(*panels, panel, *rows, num_rows, lmi::panel_of(*panels, panel + 1),
+        by.rows(*panels, panel, *rows, num_rows, lmi::next_from(*panels, panel + 1),
                 out + int64_t(panel) * num_rows * lmi::NR);
 }
 
@@ -37,6 +37,7 @@ EXPORT void product_of_one(const lmi::Panels* panels, const lmi::Rows* row, int 
     const int num_panels = lmi::num_panels(panels->num_out);
     for (int panel = 0; panel < num_panels; panel += count) {
         const int some = std::min(count, num_panels - panel);
-        multiply(panels->format, is_plain).one(*panels, panel, some, *row, out + panel * lmi::NR);
+        const lmi::Next next = lmi::next_from(*panels, panel + some);
+        multiply(panels->format, is_plain).one(*panels, panel, some, *row, next, out + panel * lmi::NR);
     }
 }
