@@ -64,12 +64,12 @@ def pss_mb(server: Server) -> dict[str, float]:
     megabytes: dict[str, float] = {}
     for pid in family(server.process.pid):
         title = processes.title(pid)
-        megabytes[title] = megabytes.get(title, 0.0) + _pss_kb(pid) / 1024
+        megabytes[title] = megabytes.get(title, 0.0) + pss_kb(pid) / 1024
 
     return megabytes
 
 
-def _pss_kb(pid: int) -> int:
+def pss_kb(pid: int) -> int:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1])

@@ -90,15 +90,26 @@ def write(text: str, marks: tuple[str, str], page: Path) -> None:
 
 
 def publish(
-    name: str, summary: str, details: list[str], *, plotted: str, root: Path = ROOT
+    name: str,
+    summary: str,
+    details: list[str],
+    *,
+    plotted: str | None = None,
+    command: str | None = None,
+    root: Path = ROOT,
 ) -> None:
-    """Put the plot and the summary between the marks of this benchmark in PAGE, and the details on
-    a page of their own.
+    """Put the plot, if there is one, and the summary between the marks of this benchmark in PAGE,
+    and the details on a page of their own.
+
+    `plotted` says what the plot shows, `command` what was run where that is not the name.
     """
     page = FIGURES / f"{name}.md"
-    title = f"# Every figure of `scripts/bench {name}`"
+    title = f"# Every figure of `scripts/bench {command or name}`"
     (root / page).write_text("\n\n".join([title, *details]) + "\n")
-    picture = f"![{plotted}](../{page.with_suffix('.png')})"
+    parts = [summary]
+    if plotted is not None:
+        parts.insert(0, f"![{plotted}](../{page.with_suffix('.png')})")
+
     link = f"Measured on {machine()}: [every figure, and how it was measured](../{page})."
     marks = f"<!-- {name} figures -->", f"<!-- end of {name} figures -->"
-    write("\n\n".join([picture, summary, link]), marks, root / PAGE)
+    write("\n\n".join([*parts, link]), marks, root / PAGE)

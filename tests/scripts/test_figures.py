@@ -46,3 +46,15 @@ def test_the_summary_replaces_the_last_one_and_the_details_are_a_page_that_it_li
 
     page = (tmp_path / FIGURES / "race.md").read_text()
     assert page == "# Every figure of `scripts/bench race`\n\n| all |\n\nOn a track.\n"
+
+
+def test_a_summary_without_a_plot_names_the_command_of_its_page(tmp_path: Path) -> None:
+    (tmp_path / PAGE).parent.mkdir()
+    (tmp_path / PAGE).write_text("before\n")
+    (tmp_path / FIGURES).mkdir(parents=True)
+    publish("race", "| new |", ["| all |"], command="races --only one", root=tmp_path)
+
+    text = (tmp_path / PAGE).read_text()
+    assert text.startswith("before\n<!-- race figures -->\n\n| new |\n\nMeasured on")
+    page = (tmp_path / FIGURES / "race.md").read_text()
+    assert page == "# Every figure of `scripts/bench races --only one`\n\n| all |\n"

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.peers import contestants, report
-from scripts.benchmarks.peers.contest import Contestant, Figure, Start, Worker, play, workers
+from scripts.benchmarks.peers import contestants, limits, real_report, report
+from scripts.benchmarks.peers.contest import Contestant, Figure, Worker, play, workers
+from scripts.benchmarks.peers.real import LLAMA_SERVER, LMI_INT8, LMI_SERVER, OV_INT8, Entrant
 from scripts.benchmarks.peers.results import Results, add, load
 from scripts.benchmarks.peers.shapes import SHAPES, Shape, new_name
-from scripts.benchmarks.peers.worker import Burst, Outcome
+from scripts.benchmarks.peers.worker import Burst, Outcome, Start
 from tests.scripts.kernels import ROOT
 
 BURST = Burst(num_streams=3, num_prompt=20, num_new=4, vocab_size=4096, seed=7)
@@ -186,6 +187,52 @@ def test_tables_say_what_was_not_quiet_and_leave_empty_what_was_not_measured() -
         ]["lmi"]
         == 150
     )
+
+
+def results_of_the_real_model() -> Results:
+    results = Results(limits={"read": 40.0}, starts={LMI_INT8: Start(0.9, 340.0)})
+    results.speeds[real_report.ONE.key] = {
+        LMI_INT8: figure(180),
+        OV_INT8: figure(120),
+        LMI_SERVER: figure(90),
+        LLAMA_SERVER: figure(100),
+    }
+    results.speeds[real_report.FIRST.key] = {LMI_INT8: figure(2), LLAMA_SERVER: figure(1)}
+    return results
+
+
+def test_a_precision_of_the_real_model_is_compared_with_the_same_one_of_a_peer() -> None:
+    lines = real_report.ratios_table(results_of_the_real_model()).splitlines()
+    assert lines == [
+        "| lmi over | 1 × 32 | first of 900 |",
+        "|---|---|---|",
+        "| OpenVINO GenAI, int8 | 1.50 |  |",
+        "| llama-server, the GGUF file | 0.90 |  |",
+    ]
+
+
+def test_a_stream_has_a_share_of_what_memory_allows() -> None:
+    results = results_of_the_real_model()
+    entrant = Entrant(Contestant(LMI_INT8, "lmi", {}), 1e8, "int8")
+    # 100 of its tokens come in the 2 s behind the first
+    slow = Outcome(num_tokens=101, seconds=2.5, first_s=[0.5], waited=0.0)
+    results.speeds[real_report.ONE.key] = {LMI_INT8: Figure((slow,))}
+
+    # 50 tokens/s of 100 MB are 5 of 40 GB/s
+    assert real_report.share_of_memory(results, entrant) == pytest.approx(0.125)
+    assert real_report.share_of_products(results, entrant) is None
+    assert f"| {LMI_INT8} | 100 | 50 | 0.12 |  | 0.90 | 340 |" in real_report.shares_table(
+        results, [entrant]
+    )
+    figures = real_report.figures_of(results, [entrant])
+    assert [goal.bound for goal in real_report.goals_of(figures)] == [0.8]
+
+
+def test_the_higher_of_two_measured_limits_counts() -> None:
+    assert limits.highest({"read": 30.0}, {"read": 20.0, "int8": 900.0}) == {
+        "read": 30.0,
+        "int8": 900.0,
+    }
 
 
 def test_no_burst_of_a_large_model_takes_minutes() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from scripts.benchmarks import servers
-from scripts.benchmarks.peers.worker import PORT, READY_S, Burst, Outcome
+from scripts.benchmarks.peers.worker import PORT, READY_S, Burst, Outcome, Start
 from scripts.benchmarks.start import SETTLE_S, pss_mb
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,6 +57,8 @@ class Worker:
     contestant: Contestant
     process: subprocess.Popen[str]
     limit_s: float = BURST_LIMIT_S
+    # Once it is ready.
+    start: Start | None = None
 
     @property
     def is_in(self) -> bool:
@@ -77,7 +79,7 @@ class Worker:
 
     def wait_ready(self) -> None:
         """Wait until the engine is loaded. Raises ContestantLost."""
-        self._line(_pipes(self.process)[0])
+        self.start = Start(**self._line(_pipes(self.process)[0]))
 
     def _line(self, answers: IO[str]) -> Any:
         """Return the next answer. Raises ContestantLost."""
@@ -194,6 +196,14 @@ class Figure:
         return statistics.median(outcome.seconds for outcome in self.counted())
 
     @property
+    def decoded_per_s(self) -> float:
+        """Tokens/s behind the first tokens, where all requests begin together."""
+        return statistics.median(
+            (outcome.num_tokens - len(outcome.first_s)) / (outcome.seconds - max(outcome.first_s))
+            for outcome in self.counted()
+        )
+
+    @property
     def first_ms(self) -> float:
         """The time to the first token: a median over requests, and over outcomes."""
         medians_s = [statistics.median(outcome.first_s) for outcome in self.counted()]
@@ -239,14 +249,6 @@ def _run(worker: Worker, burst: Burst, outcomes: list[Outcome]) -> None:
     except ContestantLost as error:
         outcomes.clear()
         say(f"left: {error} in a burst of {burst.num_streams} prompts of {burst.num_prompt} tokens")
-
-
-@dataclass(frozen=True)
-class Start:
-    # From its exec to the first 200 of its health check.
-    seconds: float
-    # PSS of all its processes.
-    idle_mb: float
 
 
 def play_starts(contestants: Sequence[Contestant]) -> dict[str, Start]:

@@ -57,21 +57,23 @@ def make_models(name: str, shape: Shape, peers: set[str]) -> Path:
     module = "scripts.benchmarks.peers.shapes"
     files = str(folder / "f32")
     if not (folder / "bf16" / "tokenizer_config.json").exists():
-        _make(folder, sys.executable, "-m", module, name, str(folder))
+        make_by(folder, sys.executable, "-m", module, name, str(folder))
 
     if "openvino" in peers and not (folder / "openvino" / "int8" / "openvino_model.xml").exists():
-        _make(folder, str(OPENVINO), "-m", module, "openvino", files, str(folder / "openvino"))
+        exports = str(folder / "openvino")
+        make_by(folder, str(OPENVINO), "-m", module, "openvino", files, exports, "f32", "int8")
 
     reduced_file = folder / "q8.gguf"
     if "llama-cpp" in peers and not reduced_file.exists():
         whole_file = str(folder / "f32.gguf")
-        _make(folder, str(LLAMA / "python"), "-m", module, "llama-cpp", files, whole_file)
-        _make(folder, str(LLAMA / "llama-quantize"), whole_file, str(reduced_file), "Q8_0")
+        make_by(folder, str(LLAMA / "python"), "-m", module, "llama-cpp", files, whole_file)
+        make_by(folder, str(LLAMA / "llama-quantize"), whole_file, str(reduced_file), "Q8_0")
 
     return folder
 
 
-def _make(folder: Path, *command: str) -> None:
+def make_by(folder: Path, *command: str) -> None:
+    """Let a command write what a folder lacks."""
     folder.mkdir(parents=True, exist_ok=True)
     say(f"models: {' '.join(Path(word).name for word in command[:4])}")
     environ = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
@@ -86,7 +88,7 @@ def libraries(folder: Path, peers: set[str]) -> Iterator[Contestant]:
     yield Contestant(LMI, "lmi", {"model": str(folder / "f32"), "dtype": "fp32"})
     if "openvino" in peers:
         exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-        yield _openvino(OV, folder / "openvino" / "f32", exact)
+        yield openvino(OV, folder / "openvino" / "f32", exact)
 
     if "vllm" in peers:
         yield _vllm(VLLM, folder, "f32", "float32")
@@ -102,7 +104,7 @@ def reduced(folder: Path, peers: set[str]) -> Iterator[Contestant]:
     )
     yield Contestant(LMI_BF16, "lmi", {"model": str(folder / "bf16"), "dtype": "auto"})
     if "openvino" in peers:
-        yield _openvino(OV_INT8, folder / "openvino" / "int8", {})
+        yield openvino(OV_INT8, folder / "openvino" / "int8", {})
 
     if "vllm" in peers:
         yield _vllm(VLLM_BF16, folder, "bf16", "bfloat16")
@@ -134,14 +136,14 @@ def _lmi_server(model: str) -> Contestant:
     ):
         command += ["--set", setting]
 
-    return _server(LMI_SERVER, [*command, model], "/ping")
+    return server(LMI_SERVER, [*command, model], "/ping")
 
 
 def _vllm_server(model: str, environ: dict[str, str]) -> Contestant:
     command = [sys.executable, "-m", "scripts.benchmarks.vllm_serve", "serve", model, *ADDRESS]
     command += ["--served-model-name", "bench", "--dtype", "float32"]
     command += ["--max-model-len", str(MAX_TOKENS)]
-    return _server(VLLM_SERVER, command, "/health", environ)
+    return server(VLLM_SERVER, command, "/health", environ)
 
 
 def _llama(name: str, model: Path) -> Contestant:
@@ -150,17 +152,17 @@ def _llama(name: str, model: Path) -> Contestant:
     command += ["--parallel", str(NUM_SEQUENCES)]
     command += ["--ctx-size", str(NUM_SEQUENCES * MAX_TOKENS)]
     command += ["--alias", "bench"]
-    return _server(name, command, "/health")
+    return server(name, command, "/health")
 
 
-def _server(
+def server(
     name: str, command: list[str], health: str, environ: dict[str, str] | None = None
 ) -> Contestant:
     settings = {"command": command, "health": health, "environ": environ or {}}
     return Contestant(name, "server", settings)
 
 
-def _openvino(name: str, model: Path, properties: dict[str, str]) -> Contestant:
+def openvino(name: str, model: Path, properties: dict[str, str]) -> Contestant:
     settings = {"model": str(model), "properties": properties}
     return Contestant(name, "openvino", settings, python=str(OPENVINO))
 

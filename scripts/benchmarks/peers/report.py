@@ -2,12 +2,14 @@
 one line of JSON.
 
     scripts/bench peers [--quick] [--write] [--shapes 5M,135M,0.5B] [--stored]
+    scripts/bench peers [--quick] [--write] [--stored] --shapes smollm2
 
 Contestants take turns in short bursts. A burst counts only if its engine waited for a core less
 than a twenty-fifth of its time; where none was so quiet the figure has a `~`. A contestant that
 fails leaves its group of the contest. Each finished shape goes to build/peers/results.json; tables
 are of all shapes that are there, and `--stored` only makes tables. `--write` puts ratios and plot
-into docs/performance.md between marks, and all tables on the page beside the plot.
+into docs/performance.md between marks, and all tables on the page beside the plot. The shape
+smollm2 is a real model in each precision, and a report of its own.
 """
 
 import argparse
@@ -38,6 +40,8 @@ from scripts.benchmarks.table import FIGURES, ROOT, Goal, machine, markdown, pub
 
 PLOT = ROOT / FIGURES / "peers.png"
 STORED = contestants.MODELS / "results.json"
+# The shape that is a real model.
+REAL = "smollm2"
 STREAMS = (1, 8, 32, 64)
 # Tokens of a prompt.
 SHORT = 32
@@ -382,18 +386,29 @@ def main() -> None:
         prog="scripts/bench peers", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument(
-        "--quick", action="store_true", help="float32 of 5M and 135M, one round, under four minutes"
+        "--quick",
+        action="store_true",
+        help="one round of float32 of 5M and 135M, or of half the cells of smollm2: four minutes",
     )
     parser.add_argument(
         "--write",
         action="store_true",
         help="put ratios and plot into docs/performance.md, tables on a page",
     )
-    parser.add_argument("--shapes", help=f"of {','.join(SHAPES)}")
+    parser.add_argument("--shapes", help=f"of {','.join(SHAPES)}, or {REAL} alone")
     parser.add_argument(
         "--stored", action="store_true", help=f"measure nothing, report what is in {STORED}"
     )
     arguments = parser.parse_args()
+    if arguments.shapes == REAL:
+        from scripts.benchmarks.peers import real_report
+
+        if not arguments.stored:
+            real_report.measure(arguments.quick)
+
+        real_report.report(arguments.write)
+        return
+
     names = list(SHAPES)
     if arguments.shapes:
         names = arguments.shapes.split(",")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from scripts.benchmarks.peers.contest import Figure, Start
+from scripts.benchmarks.peers.contest import Figure
+from scripts.benchmarks.peers.worker import Start
 
 # By contestant.
 Figures = dict[str, Figure]
@@ -27,6 +28,8 @@ class Results:
     prefix: dict[str, Figures] = field(default_factory=dict)
     # By server.
     starts: dict[str, Start] = field(default_factory=dict)
+    # What the machine allows, as limits.cpp says.
+    limits: dict[str, float] = field(default_factory=dict)
 
     def ratio(
         self, group: str, case: tuple[int, int], contestant: str, peers: Iterable[str]
@@ -49,6 +52,7 @@ class Stored(msgspec.Struct, frozen=True):
     first: Figures
     prefix: dict[str, Figures]
     starts: dict[str, Start] = {}
+    limits: dict[str, float] = {}
 
 
 def load(file: Path) -> dict[str, Results]:
@@ -65,7 +69,9 @@ def load(file: Path) -> dict[str, Results]:
         for group, num_streams, num_prompt, figures in stored.speeds:
             speeds[group, num_streams, num_prompt] = figures
 
-        results_of[name] = Results(speeds, stored.first, stored.prefix, stored.starts)
+        results_of[name] = Results(
+            speeds, stored.first, stored.prefix, stored.starts, stored.limits
+        )
 
     return results_of
 
@@ -77,7 +83,9 @@ def add(file: Path, name: str, results: Results) -> None:
     stored: dict[str, Stored] = {}
     for shape, of_shape in results_of.items():
         speeds = [(*case, figures) for case, figures in of_shape.speeds.items()]
-        stored[shape] = Stored(speeds, of_shape.first, of_shape.prefix, of_shape.starts)
+        stored[shape] = Stored(
+            speeds, of_shape.first, of_shape.prefix, of_shape.starts, of_shape.limits
+        )
 
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")

@@ -2,7 +2,7 @@
 precision.
 
     python -m scripts.benchmarks.peers.shapes SHAPE FOLDER
-    python -m scripts.benchmarks.peers.shapes openvino FROM FOLDER
+    python -m scripts.benchmarks.peers.shapes openvino FROM FOLDER PRECISION...
     python -m scripts.benchmarks.peers.shapes llama-cpp FROM FILE
 
 A word is a token, so that a prompt has as many tokens at every server. The others write such a
@@ -11,6 +11,7 @@ folder in the form of a peer, whose own venv they need.
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,17 +98,27 @@ def write_tokenizer(vocab_size: int, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def export_openvino(source: Path, folder: Path) -> None:
-    """Export a folder for OpenVINO, as float32 and with int8 weights."""
+def export_openvino(source: Path, folder: Path, *names: str) -> None:
+    """Export a folder for OpenVINO in each of these precisions."""
     from optimum.exporters.openvino import main_export  # type: ignore[import-not-found]
     from optimum.intel import OVConfig, OVWeightQuantizationConfig  # type: ignore[import-not-found]
 
-    for name, config in (
-        ("f32", OVConfig(dtype="fp32")),
-        ("int8", OVConfig(quantization_config=OVWeightQuantizationConfig(bits=8, sym=False))),
-    ):
+    # The widest groups of four bits that all rows of these models have whole.
+    in_4_bits = OVWeightQuantizationConfig(bits=4, sym=False, group_size=64)
+    in_8_bits = OVWeightQuantizationConfig(bits=8, sym=False)
+    configs = {
+        "f32": OVConfig(dtype="fp32"),
+        # As the checkpoint is
+        "bf16": OVConfig(),
+        "int8": OVConfig(quantization_config=in_8_bits),
+        "int4": OVConfig(quantization_config=in_4_bits),
+    }
+    for name in names:
         main_export(
-            str(source), output=folder / name, task="text-generation-with-past", ov_config=config
+            str(source),
+            output=folder / name,
+            task="text-generation-with-past",
+            ov_config=configs[name],
         )
 
 
@@ -186,11 +197,12 @@ def new_name(name: str) -> str:
     return f"blk.{number}.{LAYER[part]}.{ending}"
 
 
-EXPORTS = {"openvino": export_openvino, "llama-cpp": write_gguf}
+EXPORTS: dict[str, Callable[..., None]] = {"openvino": export_openvino, "llama-cpp": write_gguf}
 
 if __name__ == "__main__":
     word, *places = sys.argv[1:]
     if word in EXPORTS:
-        EXPORTS[word](*map(Path, places))
+        source, goal, *names = places
+        EXPORTS[word](Path(source), Path(goal), *names)
     else:
         make(SHAPES[word], *map(Path, places))

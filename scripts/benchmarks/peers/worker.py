@@ -3,8 +3,8 @@
     python -m scripts.benchmarks.peers.worker ENGINE SETTINGS
 
 SETTINGS is the JSON object of the engine's arguments. Each line of the input is a `Burst` as JSON,
-each line of the output its `Outcome`. The first line of the output says that the engine is ready.
-It runs in the venv of its engine, so each engine imports what it needs.
+each line of the output its `Outcome`. The first line of the output is the engine's `Start`. It runs
+in the venv of its engine, so each engine imports what it needs.
 """
 
 import dataclasses
@@ -73,6 +73,17 @@ class Burst:
 
 
 @dataclass(frozen=True)
+class Start:
+    """How a process came to be ready: a server from its exec to the first 200 of its health check,
+    an engine from its import on.
+    """
+
+    seconds: float
+    # PSS of all its processes.
+    idle_mb: float
+
+
+@dataclass(frozen=True)
 class Outcome:
     num_tokens: int
     seconds: float
@@ -109,6 +120,10 @@ class Engine:
         """The processes that compute."""
         return [os.getpid()]
 
+    def start_s(self, loaded_s: float) -> float:
+        """How long its start took, of which this process saw `loaded_s`."""
+        return loaded_s
+
     def close(self) -> None:
         """End what does not end with this process."""
 
@@ -116,7 +131,14 @@ class Engine:
 class Lmi(Engine):
     """lmi's embedded executor."""
 
-    def __init__(self, model: str, dtype: str, quantize: str | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        dtype: str,
+        quantize: str | None = None,
+        max_num_sequences: int | None = 64,
+        max_sequence_length: int | None = 1024,
+    ) -> None:
         from handlers.lmi_dist import Executor
         from lmi.settings.config import EngineConfig
 
@@ -126,8 +148,8 @@ class Lmi(Engine):
             dtype=dtype,
             quantize=quantize,
             num_threads=cores,
-            max_num_sequences=64,
-            max_sequence_length=1024,
+            max_num_sequences=max_num_sequences,
+            max_sequence_length=max_sequence_length,
         )
         self._executor = Executor(model, config)
 
@@ -211,14 +233,16 @@ class OpenVino(Engine):
 class Vllm(Engine):
     """vLLM's engine, compiled, as its server has it by default."""
 
-    def __init__(self, model: str, dtype: str) -> None:
+    def __init__(self, model: str, dtype: str, max_model_len: int = 1024) -> None:
         from handlers.lmi_vllm.process_setup import hide_foreign_builds
 
         hide_foreign_builds()
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        arguments = EngineArgs(model=model, dtype=dtype, max_model_len=1024, max_num_seqs=64)
+        arguments = EngineArgs(
+            model=model, dtype=dtype, max_model_len=max_model_len, max_num_seqs=64
+        )
         self._engine = LLMEngine.from_engine_args(arguments)
         self._next_id = 0
 
@@ -274,6 +298,9 @@ class Server(Engine):
         ]
         done = run_round(self._port, requests, records, {})
         return Done(done.num_tokens, done.seconds, list(done.first_s))
+
+    def start_s(self, loaded_s: float) -> float:
+        return self._server.start_s
 
     def pids(self) -> list[int]:
         from scripts.benchmarks import servers
@@ -335,14 +362,24 @@ def run(engine: Engine, burst: Burst) -> Outcome:
     return Outcome(done.num_tokens, done.seconds, done.first_s, meter.waited())
 
 
+def start_of(engine: Engine, loaded_s: float) -> Start:
+    """How an engine started, when it is idle."""
+    from scripts.benchmarks.start import SETTLE_S, pss_kb
+
+    time.sleep(SETTLE_S)
+    idle_mb = sum(pss_kb(pid) for pid in engine.pids()) / 1024
+    return Start(engine.start_s(loaded_s), idle_mb)
+
+
 def main() -> None:
     output = os.fdopen(os.dup(1), "w", buffering=1)
     # What engines print is not an answer
     os.dup2(2, 1)
     began_s = time.monotonic()
     engine: Engine = ENGINES[sys.argv[1]](**json.loads(sys.argv[2]))
-    print(json.dumps({"ready_s": time.monotonic() - began_s}), file=output)
     try:
+        start = start_of(engine, time.monotonic() - began_s)
+        print(json.dumps(dataclasses.asdict(start)), file=output)
         for line in sys.stdin:
             outcome = run(engine, Burst(**json.loads(line)))
             print(json.dumps(dataclasses.asdict(outcome)), file=output)
