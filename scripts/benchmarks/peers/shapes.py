@@ -10,7 +10,9 @@ folder in the form of a peer, whose own venv they need.
 """
 
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,20 +108,31 @@ def export_openvino(source: Path, folder: Path, *names: str) -> None:
     # The widest groups of four bits that all rows of these models have whole.
     in_4_bits = OVWeightQuantizationConfig(bits=4, sym=False, group_size=64)
     in_8_bits = OVWeightQuantizationConfig(bits=8, sym=False)
-    configs = {
-        "f32": OVConfig(dtype="fp32"),
-        # As the checkpoint is
-        "bf16": OVConfig(),
-        "int8": OVConfig(quantization_config=in_8_bits),
-        "int4": OVConfig(quantization_config=in_4_bits),
-    }
+    quantised = {"int8": in_8_bits, "int4": in_4_bits}
     for name in names:
+        # Without a dtype it stays that of the checkpoint
+        dtype = "fp32" if name == "f32" else None
         main_export(
             str(source),
             output=folder / name,
             task="text-generation-with-past",
-            ov_config=configs[name],
+            ov_config=OVConfig(dtype=dtype),
         )
+        if name in quantised:
+            quantise_openvino(folder / name, quantised[name])
+
+
+def quantise_openvino(folder: Path, config: Any) -> None:
+    """Quantise the weights of an exported folder, which the export itself leaves in floats."""
+    from optimum.intel import OVModelForCausalLM
+
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        model = OVModelForCausalLM.from_pretrained(
+            folder, quantization_config=config, compile=False
+        )
+        model.save_pretrained(scratch)
+        for file in Path(scratch).glob("openvino_model.*"):
+            os.replace(file, folder / file.name)
 
 
 def write_gguf(source: Path, file: Path) -> None:
