@@ -52,7 +52,11 @@ class LogitsRules(Struct):
         )
 
     def next_banned_ids(self, sequence: Sequence, *, must_end: bool) -> list[int]:
-        """Return the token ids that must not come next. One that `must_end` may end early."""
+        """Return the token ids that must not come next.
+
+        Before `min_tokens` these include the ends, unless a guide lets nothing else come, which
+        `must_end` says.
+        """
         banned = self.banned_ids
         num_generated = sequence.num_generated
         is_early = num_generated < sequence.min_tokens and not must_end

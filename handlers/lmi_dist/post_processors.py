@@ -24,6 +24,9 @@ from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 
+# Functions get (id, logits, token_ids, stream, client_id), the batched one lists of all but the
+# stream. On a CPU there is no stream.
+NO_STREAM = None
 # The library whose arrays functions get.
 ARRAYS = "numpy" if find_spec("torch") is None else "torch"
 
@@ -84,7 +87,7 @@ class PostProcessors:
         client_id = sequence.request.client_id
 
         try:
-            changed = self._named[name](sequence.id, logits, piece.token_ids, None, client_id)
+            changed = self._named[name](sequence.id, logits, piece.token_ids, NO_STREAM, client_id)
             if changed is not None:
                 _replace(logits, changed)
         except (Exception, SystemExit) as error:
@@ -102,7 +105,7 @@ class PostProcessors:
         client_ids = [sequence.request.client_id for sequence in sequences]
 
         try:
-            self._batched(ids, logits, token_ids, None, client_ids)
+            self._batched(ids, logits, token_ids, NO_STREAM, client_ids)
             # An entry of the list may be another tensor now.
             for piece, changed in zip(pieces, logits, strict=True):
                 _replace(piece.logits, changed)

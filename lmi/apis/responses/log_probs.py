@@ -38,8 +38,8 @@ class TextLogProbs:
     def take(self, num_chars: int, num_behind: int) -> list[dict[str, Any]]:
         """Return the log-probs of the tokens that wrote the next text, in order. Each is told once.
 
-        The text has `num_chars` characters, and so many have come behind it as `num_behind` says.
-        What stands before it is forgotten.
+        The text has `num_chars` characters. `num_behind` characters have come since its end. The
+        text, and what came before it, are forgotten.
         """
         end = self._end(num_behind)
         begin = end - num_chars
@@ -59,7 +59,7 @@ class TextLogProbs:
         return log_probs
 
     def forget(self, num_behind: int) -> None:
-        """Forget what has come, but for so many characters: it is part of no text."""
+        """Forget what has come, but for the last `num_behind` characters: it is part of no text."""
         end = self._end(num_behind)
         left: list[_Piece] = []
         piece_end = 0
@@ -86,5 +86,5 @@ class TextLogProbs:
         return log_probs
 
     def _end(self, num_behind: int) -> int:
-        """Return the place behind which `num_behind` characters have come."""
+        """Return where the part ends that is asked for: `num_behind` characters came after it."""
         return sum(len(piece.text) for piece in self._pieces) - num_behind
