@@ -19,6 +19,7 @@ from lmi.shared import linux, machine
 CLAIM = "\0lmi.cores"
 # Weights that nearly fit a cache gain nothing from the last core.
 SMALL_MODEL_BYTES = 64 << 20
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 
 
 class Cores(Struct, frozen=True):
@@ -151,6 +152,10 @@ def num_engine_threads(engine: EngineConfig, model_path: str, num_cores: int) ->
 
 
 def _is_small(model_path: str) -> bool:
-    folder = Path(model_path)
-    weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
-    return sum(file.stat().st_size for file in weights) <= SMALL_MODEL_BYTES
+    num_bytes = 0
+    for pattern in WEIGHT_FILES:
+        # A link to a file that is gone is the engine's to tell
+        files = filter(Path.is_file, Path(model_path).glob(pattern))
+        num_bytes += sum(file.stat().st_size for file in files)
+
+    return num_bytes <= SMALL_MODEL_BYTES

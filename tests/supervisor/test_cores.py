@@ -96,19 +96,28 @@ def test_a_process_that_is_told_nothing_keeps_all_its_cores(
     assert os.sched_getaffinity(0) == before
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.Q4_1.gguf"])
 def test_a_small_model_leaves_a_core_to_the_front_end_and_a_big_one_takes_all(
-    tmp_path: Path,
+    tmp_path: Path, name: str
 ) -> None:
-    weights = tmp_path / "model.safetensors"
+    # A folder that is made of a GGUF file has a link to it.
+    weights = tmp_path / "weights"
     weights.write_bytes(b"small")
-    assert num_engine_threads(EngineConfig(), str(tmp_path), num_cores=8) == 7
-    with open(weights, "ab") as file:
-        file.truncate(65 << 20)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / name).symlink_to(weights)
+    assert num_engine_threads(EngineConfig(), str(folder), num_cores=8) == 7
 
-    assert num_engine_threads(EngineConfig(), str(tmp_path), num_cores=8) == 8
-    assert num_engine_threads(EngineConfig(num_engines=3), str(tmp_path), num_cores=8) == 2
-    assert num_engine_threads(EngineConfig(num_threads=5), str(tmp_path), num_cores=8) == 5
-    assert num_engine_threads(EngineConfig(num_engines=3), str(tmp_path), num_cores=1) == 1
+    os.truncate(weights, 65 << 20)
+    assert num_engine_threads(EngineConfig(), str(folder), num_cores=8) == 8
+    assert num_engine_threads(EngineConfig(num_engines=3), str(folder), num_cores=8) == 2
+    assert num_engine_threads(EngineConfig(num_threads=5), str(folder), num_cores=8) == 5
+    assert num_engine_threads(EngineConfig(num_engines=3), str(folder), num_cores=1) == 1
+
+
+def test_weights_that_are_gone_are_for_the_engine_to_tell(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(tmp_path / "gone.gguf")
+    assert num_engine_threads(EngineConfig(), str(tmp_path), num_cores=8) == 7
 
 
 def test_threads_of_kernels_spin_shortly_and_an_operator_may_set_their_number(
