@@ -47,6 +47,7 @@ class EarlyStart:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_sending = False
+        self._is_over = False
 
     async def __aenter__(self) -> Self:
         period_s = self._period_s
@@ -73,12 +74,16 @@ class EarlyStart:
         if self._task is None:
             return
 
+        self._is_over = True
         is_cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
         if is_cancelled or not self._is_sending:
             self._task.cancel()
 
-        # The records that it sends stand before an error.
-        await asyncio.wait([self._task])
+        # Records that are half sent to a slow client must be whole before an error follows them.
+        try:
+            await asyncio.wait([self._task])
+        finally:
+            self._task.cancel()
 
     def _begin(self, period_s: float) -> None:
         if self._may_tell():
@@ -100,6 +105,9 @@ class EarlyStart:
                 await pause
 
             self._is_sending = False
+            if self._is_over:
+                return
+
             await asyncio.sleep(period_s)
 
     async def _status(self) -> WaitStatus:

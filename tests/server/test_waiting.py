@@ -4,8 +4,9 @@ it waits.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from lmi.executor import PromptProgress
-from lmi.server.waiting import together
+from lmi.server.waiting import EarlyStart, together
 from lmi.types import WaitStatus
 from tests.scripted import Host, host
 
@@ -238,6 +239,50 @@ def test_without_the_option_a_stream_begins_with_its_first_token(
     ) as server:
         response, answer = server.post(body_of(MESSAGES, "say hi"), MESSAGES)
         assert (response.status, answer.count(b"event: message_delta")) == (200, 1)
+
+
+class OneRecord:
+    """A formatter of a stream that waits."""
+
+    is_streaming = True
+    begins_early = True
+
+    def waiting(self, status: WaitStatus, waited_s: float) -> list[bytes]:
+        return [b"waiting"]
+
+
+@pytest.mark.parametrize("error", [ValueError("the engine is lost"), asyncio.CancelledError()])
+def test_a_request_that_ends_while_a_slow_client_reads_tells_nothing_more(
+    error: BaseException,
+) -> None:
+    num_sent = 0
+
+    async def tell() -> None:
+        is_sending = asyncio.Event()
+
+        async def read_slowly() -> None:
+            is_sending.set()
+            await asyncio.sleep(0)
+
+        def send(records: list[bytes]) -> Awaitable[None]:
+            nonlocal num_sent
+            num_sent += 1
+            return read_slowly()
+
+        formatter: Any = OneRecord()
+        async with EarlyStart(formatter, send, 0.01, started_s=0.0):
+            await is_sending.wait()
+            raise error
+
+    async def told() -> None:
+        with pytest.raises(type(error)):
+            await asyncio.wait_for(tell(), 10)
+
+        [this_task] = asyncio.all_tasks()
+        assert this_task is asyncio.current_task()
+
+    asyncio.run(told())
+    assert num_sent == 1
 
 
 def test_of_requests_together_the_first_token_counts_and_all_prompts() -> None:
