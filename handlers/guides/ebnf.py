@@ -23,6 +23,8 @@ from handlers.guides.places import place_in
 
 MAX_NODES = 50_000
 MAX_LEVELS = 100
+# Letters of a count such as {1,3}, with its white space
+MAX_COUNT_LENGTH = 200
 TOKEN = re.compile(
     r"""
       (?P<space>(?:\s|\#[^\n]*)+)
@@ -198,6 +200,9 @@ class _GrammarReader:
                     self._offset, f"more than {MAX_LEVELS} counts stand one after the other"
                 )
 
+            if len(self._token) > MAX_COUNT_LENGTH:
+                raise self._fault(self._offset, "a count has too many digits")
+
             least, most = COUNTS.get(self._token) or _numbers(self._token)
             if most is not None and most < least:
                 raise self._fault(self._offset, f"{self._token} counts backwards")
@@ -259,11 +264,11 @@ def _joined_parts(parts: list[Node]) -> Node:
 
 def _numbers(count: str) -> tuple[int, int | None]:
     """The least and the most that a count such as `{1,3}` allows."""
-    least, comma, most = count[1:-1].replace(" ", "").partition(",")
+    least, comma, most = count[1:-1].partition(",")
     if not comma:
         return int(least), int(least)
 
-    if most in ("", "-1"):
+    if most.strip() in ("", "-1"):
         return int(least), None
 
     return int(least), int(most)

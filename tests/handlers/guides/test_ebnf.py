@@ -236,6 +236,22 @@ def test_a_text_fits_where_the_definition_of_the_grammar_says_so() -> None:
                 assert (is_read and copy.is_accepting()) == fits, (seed, text, larks)
 
 
+@pytest.mark.parametrize(
+    ("count", "least", "most"),
+    [
+        ("{2}", 2, 2),
+        ("{\t2\n}", 2, 2),
+        ("{1,\t3 }", 1, 3),
+        ("{1 ,\n}", 1, None),
+        ("{ 1,\t-1\r\n}", 1, None),
+    ],
+)
+def test_a_count_may_have_white_space_of_any_kind(count: str, least: int, most: int | None) -> None:
+    repeated = read_grammar(f'root ::= "a"{count}')["root"]
+    assert isinstance(repeated, Repeat)
+    assert (repeated.least, repeated.most) == (least, most)
+
+
 def test_the_text_of_a_string_of_json_is_one_lexeme() -> None:
     """Read by its characters, a mask takes milliseconds."""
     assert any(

@@ -281,6 +281,16 @@ def test_a_mask_has_a_bit_for_each_token() -> None:
             "line 1, column 1: %llguidance is not followed here",
         ),
         (GuideType.EBNF_GRAMMAR, "root ::= <|end|>", "line 1, column 10: < is not known"),
+        (
+            GuideType.EBNF_GRAMMAR,
+            'root ::= "a"{' + "9" * 5000 + "}",
+            "line 1, column 13: a count has too many digits",
+        ),
+        (
+            GuideType.EBNF_GRAMMAR,
+            'root ::= "a"{2,\t1\n}',
+            "line 1, column 13: {2, 1 } counts backwards",
+        ),
         (GuideType.EBNF_GRAMMAR, "root ::= " + "(" * 3000, "more than 100 parentheses"),
         (GuideType.JSON_SCHEMA, "{", "must be a structure"),
         (GuideType.JSON_SCHEMA, '{"type": "colour"}', "type 'colour' cannot be followed"),
