@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 import orjson
 
-from lmi.errors import ModelUnusable
+from lmi.errors import ModelUnusable, StartError
 from lmi.shared import log
+from lmi.shared.processes import describe_exit
 from lmi.sources import fetches
 from lmi.sources.amounts import readable
 from lmi.sources.catalogue import CATALOGUE
@@ -56,8 +57,9 @@ class _LoggedFailure(Exception):
 def _fetch(source: WantedSource) -> Path:
     """Fetch a source in a process of its own, and return its folder.
 
-    Raises the StartError that ended the process, or _LoggedFailure where nobody reads along: there
-    it has logged its error. At an interrupt the process is killed.
+    Raises the StartError that ended the process, also where somebody killed it, or _LoggedFailure
+    where no person reads along: there it has logged its error. At an interrupt the process is
+    killed.
     """
     with tempfile.TemporaryDirectory(prefix="lmi-pull-") as state_dir:
         state = Path(state_dir)
@@ -72,16 +74,19 @@ def _fetch(source: WantedSource) -> Path:
             process.wait()
             raise
 
-        failure = fetches.failure(state)
-        if failure is not None and log.is_text("auto"):
-            raise failure
-
         folders = fetches.result(state)
+        failure = fetches.failure(state)
 
-    if folders is None:
-        raise _LoggedFailure(exit_code or 1)
+    if folders is not None:
+        return folders[source.source]
 
-    return folders[source.source]
+    if exit_code < 0:
+        raise StartError(f"{source.source}: the process that fetches it {describe_exit(exit_code)}")
+
+    if failure is not None and log.is_text("auto"):
+        raise failure
+
+    raise _LoggedFailure(exit_code or 1)
 
 
 @click.command("list")

@@ -6,6 +6,10 @@ import fcntl
 import hashlib
 import json
 import os
+import signal
+import socket
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -16,6 +20,7 @@ from lmi.errors import ModelUnusable, SourceUnreachable
 from lmi.settings.resolve import resolve
 from lmi.settings.start import StartInputs
 from lmi.shared.machine import Machine
+from lmi.shared.processes import descendants
 from lmi.sources import catalogue
 from lmi.sources.catalogue import CATALOGUE, PackagedModel
 from lmi.sources.fetches import WantedSource
@@ -354,3 +359,24 @@ def test_pull_ends_with_the_code_of_its_failure(
 
     assert lmi("pull", "smollm2").returncode == SourceUnreachable.exit_code
     assert "'/x': no such source" in lmi("pull", "/x").stderr
+
+
+def test_a_pull_whose_process_was_killed_says_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent_bucket:
+        environ = {
+            **os.environ,
+            "SERVING_DOWNLOAD_DIR": str(tmp_path),
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent_bucket.getsockname()[1]}",
+            "AWS_ACCESS_KEY_ID": "a",
+            "AWS_SECRET_ACCESS_KEY": "b",
+        }
+        command = [sys.executable, "-P", "-m", "lmi", "pull", "s3://bucket/model"]
+        with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as pull:
+            connection, _ = silent_bucket.accept()
+            [fetching] = descendants(pull.pid)
+            os.kill(fetching, signal.SIGKILL)
+            _, errors = pull.communicate()
+            connection.close()
+
+    assert pull.returncode == 1
+    assert "s3://bucket/model: the process that fetches it was killed by SIGKILL" in errors
