@@ -32,6 +32,7 @@ MAX_LORA_NAMES_BYTES = 2048
 PRIORITIES = ("high", "low", "default")
 # The statuses of responses that no error has: HTTP's, and those of single APIs.
 OTHER_STATUSES = {
+    101,
     200,
     207,
     405,
@@ -39,6 +40,7 @@ OTHER_STATUSES = {
     415,
     417,
     422,
+    426,
     429,
     431,
     501,
