@@ -69,14 +69,17 @@ class Duplex:
         self._exchange = exchange
         self._socket = socket
         self._app: ASGIApp = exchange.scope["app"]
+
         self._running: dict[asyncio.Task[None], MessageCall] = {}
         # Set when the last message without an id is answered.
         self._last_answered = asyncio.Event()
         self._last_answered.set()
+
         self._idle_s = idle_s
-        self._is_leaving = False
         # Ends the conversation when nothing runs.
         self._limit = asyncio.timeout(idle_s)
+
+        self._is_leaving = False
         self._is_open = False
         socket.on_leave = self._leave
 
@@ -202,12 +205,14 @@ class MessageCall:
         self._fault = message.fault
         # The body until it is read.
         self._body: bytes | None = message.body
+        self._scope = scope
+        self._socket = socket
+
         # What the first record of the answer waits for.
         self.turn: asyncio.Event | None = None
         self.is_answered = asyncio.Event()
-        self._scope = scope
-        self._socket = socket
         self._gone = asyncio.Event()
+
         self._status = 0
         self._records = Records("", is_whole=True)
         self._is_over = False

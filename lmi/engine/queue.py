@@ -152,9 +152,11 @@ class RequestQueue:
 
         if not client.lines and not client.num_running:
             shares = (client.had for client in self._clients.values() if client.lines)
-            client.had = max(client.had, min(shares, default=self._had))
+            least_share = min(shares, default=self._had)
+            client.had = max(client.had, least_share)
 
-        client.lines.setdefault(entry.priority, self._new_line()).append(entry)
+        line = client.lines.setdefault(entry.priority, self._new_line())
+        line.append(entry)
         self.num_waiting += 1
 
     def refusal(self, reason: str) -> Overloaded:

@@ -327,14 +327,16 @@ class Dispatcher:
         """
         entries = self._entries.values()
         begun = [entry for entry in entries if entry.has_begun]
-        adapters = list(dict.fromkeys(adapters_of_entries([*begun, *entries])))
+        oldest_first = [*begun, *entries]
+        adapters = list(dict.fromkeys(adapters_of_entries(oldest_first)))
         num_running = self._record.max_loras
 
         queued: list[FrontEndEntry] = []
         for connection in self.connections:
             queued += [entry for entry in connection.entries.values() if entry.engine_id is None]
 
-        waiting = dict.fromkeys([*adapters[num_running:], *adapters_of_entries(queued)])
+        beyond_limit = adapters[num_running:]
+        waiting = dict.fromkeys([*beyond_limit, *adapters_of_entries(queued)])
         self._record.running_loras = listed(adapters[:num_running])
         self._record.waiting_loras = listed(waiting)
 

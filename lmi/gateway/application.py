@@ -374,9 +374,11 @@ class Gateway:
         adapter = self.endpoints.adapter(endpoint.name, values.get("InferenceComponentName"))
         headers = exchange.headers_for_container(values, endpoint.name, adapter)
         await endpoint.container.check_was_ready()
+
         try:
             identifier = values.get("PrefixAwareId", "")
             prefix = RequestPrefix(exchange.payload, identifier, is_chat=path == CHAT_PATH)
+
             with endpoint.container.lease(prefix) as container:
                 call = container.call("POST", path, headers, exchange.payload, timeout_s)
                 async with call as response:

@@ -133,8 +133,10 @@ def describe(config: Config) -> ApiDescription:
         error=content("AnthropicError"),
         rules=rules,
     )
+
     answer = content("AnthropicMessage") | content(either("AnthropicEvent", "AnthropicError"), SSE)
     api.add_inference("/v1/messages", "Answer a conversation", answer, "AnthropicRequest")
+
     count = content(answer_object({"input_tokens": int}))
     path = "/v1/messages/count_tokens"
     api.add_inference(path, "Count the tokens of a conversation", count, "AnthropicCount")

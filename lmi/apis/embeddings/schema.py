@@ -68,8 +68,11 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
         if name in values:
             request = replace(request, **{name: values[name]})
 
-    prompts = prompts_of("input", values.get("input"), MAX_INPUTS)
-    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, ignored)
+    requests = []
+    for prompt in prompts_of("input", values.get("input"), MAX_INPUTS):
+        requests.append(replace(request, **prompt))
+
+    return Parsed(tuple(requests), format, ignored)
 
 
 def embedding_request(dimensions: int | None, format: OpenAIFormat) -> GenerationRequest:

@@ -62,12 +62,14 @@ class InstanceGroup:
         timeout_s: float = STARTUP_TIMEOUT_S,
     ) -> None:
         capacity.take(num)
+
         self.container = container
         self._definitions = definitions
         self._capacity = capacity
         self._num_reserved = num
         self._timeout_s = timeout_s
         self._log_file = definitions.folder / "logs" / log_name
+
         self._launch: Launch | None = None
         self._instances: list[Instance] = []
         self._is_changing = asyncio.Lock()
