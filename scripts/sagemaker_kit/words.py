@@ -207,13 +207,7 @@ def _hyperpod(word: ArgumentParser) -> None:
     word.add_argument(
         "--hf-token-secret", metavar="NAME/KEY", help="the Kubernetes secret with the hub's token"
     )
-    word.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="K=V",
-        help="a variable of the container; repeated",
-    )
+    _environment(word)
     word.add_argument(
         "--path", default="invocations", help="where requests of the endpoint go (invocations)"
     )
@@ -273,13 +267,7 @@ def _model(word: ArgumentParser, is_required: bool) -> None:
     word.add_argument(
         "--model", help="s3://… or the id of a model on the hub (default: the built-in demo)"
     )
-    word.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="K=V",
-        help="a variable of the container; repeated",
-    )
+    _environment(word)
     word.add_argument(
         "--network-isolation", action="store_true", help="no network for the container"
     )
@@ -295,6 +283,16 @@ def _model(word: ArgumentParser, is_required: bool) -> None:
     )
     word.add_argument(
         "--tag", action="append", default=[], metavar="K=V", help="of all that is made; repeated"
+    )
+
+
+def _environment(word: ArgumentParser) -> None:
+    word.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="a variable of the container; repeated",
     )
 
 
