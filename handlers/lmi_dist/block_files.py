@@ -8,6 +8,7 @@ failure tears is found by its checksum. Files that nobody has used for longest g
 import logging
 import os
 import re
+import secrets
 import struct
 import threading
 import time
@@ -24,7 +25,7 @@ from lmi.errors import error_line
 SUFFIX = ".kv"
 UNFINISHED = ".new"
 FOLDER_NAME = re.compile(r"[0-9a-f]{64}")
-FILE_NAME = re.compile(r"[0-9a-f]{64}\.kv(\.new\d+)?")
+FILE_NAME = re.compile(r"[0-9a-f]{64}\.kv(\.new[0-9a-f]+)?")
 MAGIC = b"lmi-kv 1"
 # The magic word, the digest of the block, the checksum and the number of the bytes behind it.
 HEADER = struct.Struct("<8s32sIQ")
@@ -75,6 +76,9 @@ class BlockFiles:
         self._shared = Path(folder)
         self._folder = self._shared / model.hex()
         self._max_bytes = max_bytes
+        # It ends the names of files until they are whole. Process ids are not enough: two
+        # containers may have the same.
+        self._unfinished = UNFINISHED + secrets.token_hex(8)
 
         # What is computed of prompts is as private as they are.
         self._shared.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -190,7 +194,7 @@ class BlockFiles:
         if os.path.exists(path):
             return
 
-        unfinished = f"{path}{UNFINISHED}{os.getpid()}"
+        unfinished = path + self._unfinished
         header = HEADER.pack(MAGIC, copy.digest, zlib.crc32(copy.content), len(copy.content))
         try:
             with open(unfinished, "xb", opener=_private) as file:

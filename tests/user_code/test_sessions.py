@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,17 @@ def test_a_value_that_json_cannot_hold_is_refused_and_the_old_one_stays(tmp_path
         session.put("a", object())
 
     assert session.get("a") == 1
+
+
+def test_many_may_keep_a_value_of_one_name_at_once(tmp_path: Path) -> None:
+    session = manager(tmp_path).create_session()
+    num_files = len(list(Path(session.files_path).iterdir()))
+    with ThreadPoolExecutor(4) as pool:
+        for _ in pool.map(lambda number: session.put("a", number), range(200)):
+            pass
+
+    assert session.get("a") in range(200)
+    assert len(list(Path(session.files_path).iterdir())) == num_files + 1
 
 
 @pytest.mark.parametrize("key", [FILE, "../../x", "..", "", "a/b", "é" * 300])

@@ -199,6 +199,24 @@ def test_what_a_killed_process_left_unfinished_is_removed_after_an_hour(tmp_path
     assert young.exists()
 
 
+def test_two_servers_fill_one_folder_at_once_and_neither_loses_a_block(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both have the same process id, as the engines of two containers may."""
+    servers = [files_of(tmp_path), files_of(tmp_path)]
+    with caplog.at_level(logging.WARNING):
+        for number in range(400):
+            for files in servers:
+                assert files.write(digest(number), 0, content(number))
+
+        for files in servers:
+            files.close()
+
+    assert not caplog.messages
+    assert all(read(tmp_path, number) is not None for number in range(400))
+    assert len(list(file_of(tmp_path, 0).parent.iterdir())) == 400, "none is unfinished"
+
+
 def test_a_disk_that_takes_nothing_is_told_once_and_may_take_blocks_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -38,12 +39,19 @@ class Session:
         self.expiration_ts = expiration_ts
 
     def put(self, key: str, value: Any) -> None:
-        """Keep a value. Raises TypeError for one that JSON cannot hold."""
+        """Keep a value. Raises TypeError for one that JSON cannot hold, and OSError, with which the
+        old value stays.
+        """
         text = json.dumps(value)
         path = self._path(key)
-        new_path = path.with_suffix(f".{os.getpid()}")
-        new_path.write_text(text)
-        new_path.rename(path)
+        # Other threads, and processes of other containers with the same id, may keep one too.
+        new_path = path.with_suffix(f".{secrets.token_hex(8)}")
+        try:
+            new_path.write_text(text)
+            new_path.rename(path)
+        except OSError:
+            new_path.unlink(missing_ok=True)
+            raise
 
     def get(self, key: str, d: Any = None) -> Any:
         """Return the value that was kept, or `d` if there is none."""
