@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from lmi.errors import ClientGone, ForeignPage, LmiError, Overloaded
+from lmi.errors import ClientGone, LmiError
 from lmi.gateway import eventstream
 from lmi.gateway.async_invocations import AsyncInvocations
 from lmi.gateway.async_job import AsyncJob
@@ -22,10 +22,10 @@ from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import AwsEndpoint, Endpoints, EndpointTable
 from lmi.gateway.errors import (
     AwsError,
+    aws_error,
     invalid,
     model_error,
     too_large,
-    unavailable,
     unknown_operation,
 )
 from lmi.gateway.exchange import AwsExchange
@@ -46,8 +46,10 @@ LARGE_BODY_BYTES = 6291456
 MAX_BODY_MEMORY = 1 << 30
 # As much is read of an error, of which a client sees 2048 characters.
 MAX_ERROR_BYTES = 16 << 10
-# In a container.
+# In a container. A client may name another in place of the second.
 CHAT_PATH = "/v1/chat/completions"
+STREAM_PATH = "invocations-bidirectional-stream"
+VARIANT_HEADER = "x-Amzn-Invoked-Production-Variant"
 # The headers of a container that its client gets.
 PASSED = ("Custom-Attributes", "Closed-Session-Id", "New-Session-Id")
 # What a stream ends with, if it does not come in time or whole.
@@ -146,6 +148,10 @@ class Gateway:
 
         if handler is None:
             raise unknown_operation()
+
+        if handler is Gateway.converse:
+            await self.converse(exchange)
+            return
 
         signed = self._check_head(exchange, takes_tokens=handler is Gateway.chat)
         max_bytes = self.settings.max_body_bytes
@@ -248,6 +254,46 @@ class Gateway:
                 raise response.fault
 
         await exchange.end()
+
+    async def converse(self, exchange: AwsExchange) -> None:
+        """Pass on what client and container send, until one of them ends."""
+        # Who has no HTTP/2 does not import it.
+        from lmi.gateway.container_socket import SocketRefused, open_socket
+        from lmi.gateway.duplex_invocation import DuplexInvocation
+        from lmi.gateway.event_signatures import SignatureChain
+        from lmi.gateway.request_parts import RequestParts
+
+        chain = None
+        if self._signatures is not None:
+            signed = self._signatures.check_head(exchange, signs_events=True)
+            chain = SignatureChain(self._signatures.credentials.secret_key, signed)
+
+        exchange.read_in_pieces(self.body_memory)
+        values = exchange.values("InvokeEndpointWithBidirectionalStream")
+        endpoint = self._find(exchange, values)
+        adapter = self.endpoints.adapter(endpoint.name, values.get("InferenceComponentName"))
+        headers = exchange.headers_for_container(values, endpoint.name, adapter)
+        target = "/" + values.get("ModelInvocationPath", STREAM_PATH)
+        if "ModelQueryString" in values:
+            target += "?" + values["ModelQueryString"]
+
+        await endpoint.container.check_was_ready()
+
+        max_bytes = self.settings.max_body_bytes
+        timeout_s = self.settings.timeout_s
+        prefix = RequestPrefix(b"", values.get("PrefixAwareId", ""))
+        try:
+            with endpoint.container.lease(prefix) as container:
+                async with open_socket(container, target, headers, max_bytes, timeout_s) as socket:
+                    variant = (VARIANT_HEADER, exchange.variant)
+                    await exchange.start(200, eventstream.MEDIA_TYPE, [variant])
+                    parts = RequestParts(exchange, max_bytes, chain)
+                    await DuplexInvocation(exchange, parts, socket).run()
+        except SocketRefused as refusal:
+            text = str(refusal)
+            raise model_error(refusal.status, text, endpoint.name, exchange.region) from refusal
+        except ContainerFault as fault:
+            raise endpoint.error(fault, exchange.region) from fault
 
     async def invoke_later(self, exchange: AwsExchange) -> None:
         """Accept an async invocation, and send where its answer will be."""
@@ -435,6 +481,8 @@ ROUTES = {
     f"{ROUTER}/async-invocations": Gateway.route_later,
     "/": Gateway.control,
 }
+# The same over HTTP/2, as on the platform.
+HTTP2_ROUTES = {f"{ENDPOINT}/{STREAM_PATH}": Gateway.converse}
 
 
 Handler = Callable[[Gateway, AwsExchange], Coroutine[Any, Any, None]]
@@ -442,7 +490,8 @@ Handler = Callable[[Gateway, AwsExchange], Coroutine[Any, Any, None]]
 
 def _find_handler(exchange: AwsExchange) -> Handler | None:
     """Return what answers the path, whose names it notes, or None if nothing does."""
-    for pattern, handler in ROUTES.items():
+    routes = HTTP2_ROUTES if exchange.is_http2 else ROUTES
+    for pattern, handler in routes.items():
         match = re.fullmatch(pattern, exchange.path)
         if match:
             exchange.names = match.groupdict()
@@ -478,7 +527,7 @@ def headers_for_client(response: ContainerResponse, variant: str) -> list[Header
     """Return what a client gets of the container's headers, beside the content type, and the
     variant.
     """
-    headers = [("x-Amzn-Invoked-Production-Variant", variant)]
+    headers = [(VARIANT_HEADER, variant)]
     for name in PASSED:
         headers.append((PREFIX + name, response.header(PREFIX + name)))
 
@@ -497,11 +546,4 @@ async def _refuse(exchange: AwsExchange, error: LmiError) -> None:
         log.warning("request %s was cut: %s", exchange.request_id, error)
         return
 
-    if isinstance(error, AwsError):
-        await exchange.send_error(error)
-    elif isinstance(error, Overloaded):
-        await exchange.send_error(unavailable(str(error)))
-    elif isinstance(error, ForeignPage):
-        await exchange.send_error(AwsError("AccessDeniedException", error.status, str(error)))
-    else:
-        await exchange.send_error(AwsError("ValidationError", 400, str(error)))
+    await exchange.send_error(aws_error(error))

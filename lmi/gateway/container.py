@@ -55,8 +55,8 @@ class Container:
 
         self.url = url.rstrip("/")
         self._key = [("x-api-key", key)] if key else []
-        self._host = parts.hostname
-        self._port = parts.port or 80
+        self.host = parts.hostname
+        self.port = parts.port or 80
         self._authority = parts.netloc
         self._prefix = parts.path.rstrip("/")
 
@@ -82,13 +82,11 @@ class Container:
         try:
             async with asyncio.timeout_at(deadline_s):
                 protocol = asyncio.StreamReaderProtocol(incoming)
-                transport, _ = await loop.create_connection(
-                    lambda: protocol, self._host, self._port
-                )
+                transport, _ = await loop.create_connection(lambda: protocol, self.host, self.port)
         except TimeoutError:
             raise OutOfTime(f"no connection to {self.url} within {timeout_s:g} s") from None
         except OSError as error:
-            raise Unreachable(f"no connection to {self.url}: {error.strerror or error}") from None
+            raise _no_connection(self.url, error) from None
 
         def expire() -> None:
             incoming.set_exception(OutOfTime(f"no whole answer within {timeout_s:g} s"))
@@ -104,16 +102,35 @@ class Container:
             timer.cancel()
             transport.abort()
 
+    async def connect(self, limit: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return a connection, which is not read while `limit` bytes wait. Raises Unreachable."""
+        try:
+            return await asyncio.open_connection(self.host, self.port, limit=limit)
+        except OSError as error:
+            raise _no_connection(self.url, error) from None
+
+    def path(self, path: str) -> str:
+        """Return a path as this container knows it."""
+        return self._prefix + path
+
+    def fields(self, headers: Iterable[Header]) -> list[Header]:
+        """Return the headers of a request to this container."""
+        return [("Host", self._authority), *self._key, *headers]
+
     def _head(self, method: str, path: str, headers: Iterable[Header], num_bytes: int) -> bytes:
         """Return the head of a request whose body has so many bytes."""
-        fields = [("Host", self._authority), *self._key, *headers]
+        fields = self.fields(headers)
         if method != "GET":
             fields.append(("Content-Length", str(num_bytes)))
 
-        lines = [f"{method} {self._prefix}{path} HTTP/1.1"]
+        lines = [f"{method} {self.path(path)} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in fields]
         lines += ["", ""]
         return "\r\n".join(lines).encode("latin-1")
+
+
+def _no_connection(url: str, error: OSError) -> Unreachable:
+    return Unreachable(f"no connection to {url}: {error.strerror or error}")
 
 
 class Incoming(asyncio.StreamReader):

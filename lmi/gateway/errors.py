@@ -4,7 +4,7 @@ botocore chooses the class of its exception by the header x-amzn-ErrorType. Ever
 container is a ModelError, whose status 424 is never retried.
 """
 
-from lmi.errors import LmiError
+from lmi.errors import ForeignPage, LmiError, Overloaded
 
 # The account in the names of logs: nobody's.
 ACCOUNT = "000000000000"
@@ -77,3 +77,17 @@ def model_error(status: int, body: str, endpoint: str, region: str) -> AwsError:
         OriginalMessage=body,
         LogStreamArn=f"arn:aws:logs:{region}:{ACCOUNT}:log-group:{log_group}/{endpoint}",
     )
+
+
+def aws_error(error: LmiError) -> AwsError:
+    """Return an error of the product as AWS's API tells of it."""
+    if isinstance(error, AwsError):
+        return error
+
+    if isinstance(error, Overloaded):
+        return unavailable(str(error))
+
+    if isinstance(error, ForeignPage):
+        return AwsError("AccessDeniedException", error.status, str(error))
+
+    return invalid(str(error))

@@ -16,6 +16,7 @@ from zlib import crc32
 import orjson
 
 from lmi.gateway.container import MAX_CHUNK_BYTES, ContainerResponse
+from lmi.gateway.payload_part import PayloadPart
 
 MEDIA_TYPE = "application/vnd.amazon.eventstream"
 MAX_PART_BYTES = MAX_CHUNK_BYTES
@@ -31,7 +32,8 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
     encoded = bytearray()
     for name, value in headers.items():
         encoded += struct.pack(f"!B{len(name)}sB", len(name), name.encode(), STRING)
-        encoded += struct.pack(f"!H{len(value)}s", len(value), value.encode())
+        data = value.encode()
+        encoded += struct.pack(f"!H{len(data)}s", len(data), data)
 
     return bytes(encoded)
 
@@ -52,13 +54,20 @@ PART = encode_headers(
         ":message-type": "event",
     }
 )
-FAILURE = encode_headers(
-    {
-        ":exception-type": "ModelStreamError",
-        ":content-type": "application/json",
-        ":message-type": "exception",
-    }
-)
+
+
+def _exception(kind: str) -> bytes:
+    return encode_headers(
+        {
+            ":exception-type": kind,
+            ":content-type": "application/json",
+            ":message-type": "exception",
+        }
+    )
+
+
+FAILURE = _exception("ModelStreamError")
+INTERNAL_FAILURE = _exception("InternalStreamFailure")
 
 
 def part(payload: bytes) -> bytes:
@@ -69,6 +78,30 @@ def part(payload: bytes) -> bytes:
 def failure(error_code: str, message: str) -> bytes:
     """Return the frame that ends a stream which the container did not complete."""
     return frame(FAILURE, orjson.dumps({"Message": message, "ErrorCode": error_code}))
+
+
+def internal_failure(message: str) -> bytes:
+    """Return the frame that ends a stream in both directions which the gateway did not
+    complete.
+    """
+    return frame(INTERNAL_FAILURE, orjson.dumps({"Message": message}))
+
+
+def refusal(error_code: str, message: str) -> bytes:
+    """Return the frame that ends a stream for a fault of its client, for which AWS's model has no
+    exception.
+    """
+    headers = {":message-type": "error", ":error-code": error_code, ":error-message": message}
+    return frame(encode_headers(headers), b"")
+
+
+def part_of_message(part: PayloadPart) -> bytes:
+    """Return the frame of a part of a message."""
+    headers = {
+        "DataType": "UTF8" if part.is_text else "BINARY",
+        "CompletionState": "COMPLETE" if part.is_last else "PARTIAL",
+    }
+    return frame(PART + encode_headers(headers), part.data)
 
 
 @dataclass(frozen=True)

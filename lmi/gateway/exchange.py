@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 
 import orjson
 
+from lmi.errors import ClientGone
 from lmi.gateway.errors import AwsError
 from lmi.gateway.members import COMPONENT_NAME, MEMBERS, PREFIX, TO_CONTAINER
+from lmi.http.body import BodyMemory
 from lmi.http.exchange import ENDPOINT_NAME as ENDPOINT_HEADER, Exchange, Header
 
 # The only variant of each endpoint that is not of the control plane.
@@ -16,6 +18,12 @@ VARIANT = "AllTraffic"
 ROUTER_KINDS = {
     "ServiceUnavailable": "ServiceUnavailableException",
     "ValidationError": "ValidationException",
+}
+# The same of streams in both directions.
+STREAM_KINDS = {
+    "InternalFailure": "InternalServerError",
+    "ServiceUnavailable": "ServiceUnavailableError",
+    "ValidationError": "InputValidationError",
 }
 # The region in the head of a signature.
 REGION = re.compile(r"Credential=[^/,]+/\d{8}/([a-z0-9-]+)/")
@@ -30,6 +38,8 @@ class AwsExchange(Exchange):
     payload = b""
     # The one that answers.
     variant = VARIANT
+    # Whether all pieces of the body were read.
+    _is_read = False
 
     def _choose_id(self) -> str:
         return str(uuid.uuid4())
@@ -38,6 +48,11 @@ class AwsExchange(Exchange):
     def is_routed(self) -> bool:
         """Whether the path names an inference router."""
         return "router" in self.names
+
+    @property
+    def is_http2(self) -> bool:
+        """Whether the request came over HTTP/2, which AWS has for streams in both directions."""
+        return bool(self.scope["http_version"] == "2")
 
     @property
     def region(self) -> str:
@@ -59,6 +74,26 @@ class AwsExchange(Exchange):
             values[COMPONENT_NAME.name] = COMPONENT_NAME.check(component)
 
         return values
+
+    def read_in_pieces(self, memory: BodyMemory) -> None:
+        """Begin to read the body in pieces, of which `hold` counts in `memory` what is kept. Raises
+        UnsupportedEncoding.
+        """
+        self._check_is_plain()
+        self._memory = memory
+
+    async def piece(self) -> bytes:
+        """Return what has come of the body, b"" at its end. Raises ClientGone."""
+        while not self._is_read:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone("the client left before its request was complete")
+
+            self._is_read = not message.get("more_body", False)
+            if message["body"]:
+                return bytes(message["body"])
+
+        return b""
 
     def headers_for_container(
         self, values: dict[str, str], endpoint: str, adapter: str = ""
@@ -99,14 +134,21 @@ class AwsExchange(Exchange):
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
+    def kind_of(self, error: AwsError) -> str:
+        """Return the class of an error as the operation calls it."""
+        kinds = {}
+        if self.is_routed:
+            kinds = ROUTER_KINDS
+        elif self.is_http2:
+            kinds = STREAM_KINDS
+
+        return kinds.get(error.kind, error.kind)
+
     async def send_error(self, error: AwsError) -> None:
         """Send an error. A POST of `/` is AWS JSON 1.1, whose clients read its class in
         the body.
         """
-        kind = error.kind
-        if self.is_routed:
-            kind = ROUTER_KINDS.get(kind, kind)
-
+        kind = self.kind_of(error)
         self.error_label = kind
         members = error.members
         if (self.method, self.path) == ("POST", "/"):

@@ -110,6 +110,19 @@ ROUTED = (
     COMPONENT_NAME,
     AwsMember("PrefixAwareId", PREFIX + "Prefix-Aware-Id", PRINTABLE, 1, 64),
 )
+# Source: a contract of AWS's API for streams in both directions.
+PAIR = r"[a-zA-Z0-9][A-Za-z0-9_-]*=(?:[A-Za-z0-9._~\-]|%[0-9A-Fa-f]{2})+"
+QUERY = f"^{PAIR}(?:&{PAIR})*$"
+STREAMED = (
+    AwsMember(
+        "ModelInvocationPath",
+        PREFIX + "Model-Invocation-Path",
+        r"^[A-Za-z0-9\-._]+(?:/[A-Za-z0-9\-._]+)*$",
+        0,
+        100,
+    ),
+    AwsMember("ModelQueryString", PREFIX + "Model-Query-String", QUERY, 0, 2048),
+)
 # The members of each operation that are headers.
 MEMBERS: dict[str, tuple[AwsMember, ...]] = {
     "InvokeEndpoint": (
@@ -159,6 +172,13 @@ MEMBERS: dict[str, tuple[AwsMember, ...]] = {
             "Filename", PREFIX + "Filename", r"(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*", 1, 64
         ),
         *TIMES,
+    ),
+    # botocore does not have it. AWS's own client sends the first three, the others are as above.
+    "InvokeEndpointWithBidirectionalStream": (
+        *STREAMED,
+        *COMMON,
+        *ROUTED,
+        SESSION_ID,
     ),
     # At the path of OpenAI's API.
     "chat": (*COMMON, CONTENT_TYPE, ACCEPT, SESSION_ID),

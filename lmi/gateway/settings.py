@@ -17,6 +17,7 @@ from lmi.gateway.stores import S3_SCHEME, parse_s3
 from lmi.settings.option import docstrings
 
 SECONDS = click.FloatRange(min=0, min_open=True)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def _named(text: str) -> str:
@@ -187,6 +188,14 @@ class GatewaySettings:
     """
     max_containers: int = _flag(8, type=click.IntRange(1, 1000), metavar="NUM")
     """the limit of these containers"""
+    http2_port: int | None = _flag(None, type=click.IntRange(0, 65535))
+    """serves streams in both directions here, over HTTP/2, as AWS does on port 8443; without TLS
+    its clients begin with HTTP/2; 0: any free one
+    """
+    ssl_certfile: Path | None = _flag(None, type=_FILE, metavar="FILE")
+    """certificate of --http2-port and those that signed it, in PEM; AWS's clients need one"""
+    ssl_keyfile: Path | None = _flag(None, type=_FILE, metavar="FILE")
+    """its key, without a password; without it: it is in --ssl-certfile"""
     log_level: str = _flag(
         "INFO", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
     )
@@ -214,7 +223,17 @@ def settings(**flags: Any) -> GatewaySettings:
             "endpoints"
         )
 
+    _check_tls(gateway_settings)
     return gateway_settings
+
+
+def _check_tls(gateway_settings: GatewaySettings) -> None:
+    """Raise click.UsageError for a part of TLS without what it is for."""
+    if gateway_settings.ssl_certfile is not None and gateway_settings.http2_port is None:
+        raise click.UsageError("--ssl-certfile is for --http2-port, which is missing")
+
+    if gateway_settings.ssl_keyfile is not None and gateway_settings.ssl_certfile is None:
+        raise click.UsageError("--ssl-keyfile is for --ssl-certfile, which is missing")
 
 
 def _check_buckets(flag: str, buckets: Mapping[str, str]) -> None:

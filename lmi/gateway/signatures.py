@@ -30,6 +30,8 @@ SIGNED_IF_SENT = (
 )
 # It is compared with the body.
 DIGEST = "x-amz-content-sha256"
+# In its place, where the body is a stream of signed events.
+SIGNED_EVENTS = "STREAMING-AWS4-HMAC-SHA256-EVENTS"
 TIME_FORM = "%Y%m%dT%H%M%SZ"
 NO_MATCH = "The request signature we calculated does not match the signature you provided."
 
@@ -66,11 +68,12 @@ class Signatures:
 
         self.credentials = Credentials(key, secret, environ.get("AWS_SESSION_TOKEN") or None)
 
-    def check_head(self, exchange: AwsExchange) -> Signed:
+    def check_head(self, exchange: AwsExchange, signs_events: bool = False) -> Signed:
         """Return what the head says of the signature, before a byte of the body is read. Raises
         AwsError unless it is by these credentials, was made lately, and is bound to this request.
 
-        A head that has the digest of the body, as S3's clients send it, is checked here in full.
+        A head that has the digest of the body, as S3's clients send it, is checked here in full,
+        and so is one whose body is to be a stream of signed events (`signs_events`).
         """
         authorization = AUTHORIZATION.fullmatch(exchange.headers.get("authorization", ""))
         if authorization is None:
@@ -85,7 +88,7 @@ class Signatures:
 
         date = exchange.headers.get("x-amz-date", "")
         names = authorization["headers"].split(";")
-        _check_date(date, authorization["day"])
+        check_date(date, authorization["day"])
         _check_signed(exchange, names)
         # A signature that is not bound to this request would be good for others too.
         is_bound = REQUIRED <= set(names) and authorization["service"] == SERVICE
@@ -95,9 +98,10 @@ class Signatures:
         digest = exchange.headers.get(DIGEST)
         signature = authorization["signature"]
         signed = Signed(names, authorization["region"], date, signature, digest)
-        if digest is not None:
+        if digest is not None or signs_events:
             # It may be none, as UNSIGNED-PAYLOAD.
-            if not re.fullmatch("[0-9a-f]{64}", digest):
+            expected = SIGNED_EVENTS if signs_events else "[0-9a-f]{64}"
+            if digest is None or not re.fullmatch(expected, digest):
                 raise wrong_signature(NO_MATCH)
 
             self._compare(exchange, signed, digest)
@@ -149,7 +153,7 @@ def wrong_signature(message: str) -> AwsError:
     return AwsError("InvalidSignatureException", 403, message)
 
 
-def _check_date(date: str, day: str) -> None:
+def check_date(date: str, day: str) -> None:
     """Raise AwsError for a date that is too far from now, or of another day than the key."""
     try:
         skew_s = abs(time.time() - timegm(time.strptime(date, TIME_FORM)))

@@ -6,8 +6,11 @@ import asyncio
 import logging
 import os
 import signal
+import ssl
 import uuid
+from contextlib import AbstractAsyncContextManager, nullcontext
 from importlib.util import find_spec
+from socket import socket as Listener
 from typing import Any
 
 import orjson
@@ -15,7 +18,7 @@ import uvicorn
 import uvloop
 
 import lmi.shared.log
-from lmi.errors import BadConfiguration
+from lmi.errors import BadConfiguration, cause_line
 from lmi.gateway import local_url
 from lmi.gateway.application import Gateway
 from lmi.gateway.errors import AwsError
@@ -70,12 +73,18 @@ def run(settings: GatewaySettings) -> int:
 
     _check_host(settings)
     listener = bind(settings.host, settings.port)
-    say_ready(settings, listener.getsockname()[1])
+    http2_listener = None
+    if settings.http2_port is not None:
+        http2_listener = bind(settings.host, settings.http2_port)
+
+    http2 = _http2(gateway, settings, http2_listener)
+    say_ready(settings, listener, http2_listener)
 
     async def serve() -> None:
         await gateway.start()
         try:
-            await server.serve(sockets=[listener])
+            async with http2:
+                await server.serve(sockets=[listener])
         finally:
             await gateway.close()
 
@@ -83,6 +92,45 @@ def run(settings: GatewaySettings) -> int:
         runner.run(serve())
 
     return 0
+
+
+def _http2(
+    gateway: Gateway, settings: GatewaySettings, listener: Listener | None
+) -> AbstractAsyncContextManager[None]:
+    """Return what serves HTTP/2 in its block, if it is asked for. Raises BadConfiguration."""
+    if listener is None:
+        return nullcontext()
+
+    if find_spec("h2") is None:
+        raise BadConfiguration("--http2-port needs h2: pip install 'lmi[aws]'")
+
+    # Who does not ask for it does not import it.
+    from lmi.gateway.http2 import serving
+
+    return serving(gateway, listener, _tls(settings))
+
+
+def _tls(settings: GatewaySettings) -> ssl.SSLContext | None:
+    """Return TLS for HTTP/2, None without a certificate. Raises BadConfiguration for files that are
+    none.
+    """
+    if settings.ssl_certfile is None:
+        return None
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    try:
+        # A key with a password would ask for it at a terminal.
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise BadConfiguration(
+            f"--ssl-certfile and --ssl-keyfile must be a certificate and its key without a "
+            f"password, given {settings.ssl_certfile} and {settings.ssl_keyfile or 'none'}: "
+            f"{cause_line(error)}"
+        ) from None
+
+    return context
 
 
 def _prepare_process() -> None:
@@ -131,17 +179,28 @@ def make_server(app: Gateway, settings: GatewaySettings) -> uvicorn.Server:
     )
 
 
-def say_ready(settings: GatewaySettings, port: int) -> None:
+def say_ready(
+    settings: GatewaySettings, listener: Listener, http2_listener: Listener | None
+) -> None:
     """Print where the gateway is and how clients find it: text on a terminal, else one
     JSON object.
     """
+    port = listener.getsockname()[1]
     url = local_url(settings.host, port)
+    http2_url = ""
+    if http2_listener is not None:
+        scheme = "http" if settings.ssl_certfile is None else "https"
+        http2_url = local_url(settings.host, http2_listener.getsockname()[1], scheme)
+
     endpoints = {name or "*": container for name, container in settings.endpoints.items()}
     if settings.control_dir is not None:
         endpoints = {}
 
     if not is_text(settings.log_format):
         event = {"event": "ready", "gateway": url, "port": port, "endpoints": endpoints}
+        if http2_url:
+            event["http2"] = http2_url
+
         print(orjson.dumps(event).decode(), flush=True)
         return
 
@@ -158,6 +217,9 @@ def say_ready(settings: GatewaySettings, port: int) -> None:
     ]
     if settings.control_dir is not None:
         exports.append(f"  export AWS_ENDPOINT_URL_SAGEMAKER_INFERENCE_ROUTER_RUNTIME={url}")
+
+    if http2_url:
+        exports.append(f"  export AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME_HTTP2={http2_url}")
 
     lines = ["lmi gateway is ready", *rows, "", *exports]
     print("\n" + "\n".join(lines) + "\n", flush=True)

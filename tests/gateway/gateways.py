@@ -37,6 +37,8 @@ class Gateway:
     url: str
     log: Path
     process: subprocess.Popen[bytes]
+    # Where it serves HTTP/2, if it does.
+    http2: str = ""
 
     @property
     def port(self) -> int:
@@ -118,7 +120,8 @@ def gateway(
             try:
                 line = process.stdout.readline()
                 assert line, log.read_text()
-                running = Gateway(json.loads(line)["gateway"], log, process)
+                ready = json.loads(line)
+                running = Gateway(ready["gateway"], log, process, ready.get("http2", ""))
                 yield running
                 running.close_clients()
             except BaseException:

@@ -35,8 +35,8 @@ def test_every_flag_reaches_its_setting() -> None:
     )
 
     more = (
-        "--parts split:3 --max-body 10 --timeout 0.5 --stream-timeout 2 --check-signatures "
-        "--log-level debug"
+        "--parts split:3 --http2-port 0 --max-body 10 --timeout 0.5 --stream-timeout 2 "
+        "--check-signatures --log-level debug"
     )
 
     assert given(*flags.split(), *more.split(), "--log-format", "text") == GatewaySettings(
@@ -45,6 +45,7 @@ def test_every_flag_reaches_its_setting() -> None:
         endpoints={"": "http://a:1/b", "one": "http://c"},
         components={("", "ic"): "x", ("one", "ic"): ""},
         parts=Split(3),
+        http2_port=0,
         max_body_bytes=10,
         timeout_s=0.5,
         stream_timeout_s=2,
@@ -228,3 +229,34 @@ def test_it_ends_when_the_supervisor_that_started_it_is_gone() -> None:
 
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        (("--ssl-certfile",), "--ssl-certfile is for --http2-port"),
+        (("--http2-port", "0", "--ssl-keyfile"), "--ssl-keyfile is for --ssl-certfile"),
+    ],
+)
+def test_a_certificate_needs_its_port_and_a_key_its_certificate(
+    tmp_path: Path, flags: tuple[str, ...], rule: str
+) -> None:
+    file = tmp_path / "tls.crt"
+    file.touch()
+    with pytest.raises(click.UsageError, match=rule):
+        given(*flags, str(file))
+
+
+def test_a_certificate_that_is_none_is_told_before_anything_is_served(tmp_path: Path) -> None:
+    file = tmp_path / "tls.crt"
+    file.write_text("no certificate")
+    command = [sys.executable, "-P", "-m", "lmi", "gateway", "--port", "0", "--http2-port", "0"]
+    done = subprocess.run(
+        [*command, "--ssl-certfile", str(file)],
+        env={**ENVIRON, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "must be a certificate and its key without a password" in done.stderr
+    assert str(file) in done.stderr
