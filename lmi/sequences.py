@@ -16,7 +16,8 @@ from lmi.text.answer import AnswerText, prompt_tokens
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import AnswerEnd, Delta, GenerationRequest
 
-# Of a request whose frame has more bytes, only what its answer needs is kept until the answer ends.
+# Of a request whose frame has more bytes, or whose prompt has more characters, only what its answer
+# needs is kept until the answer ends.
 LONG_BYTES = 4096
 ID_BYTES = 4
 REASONS = {
@@ -45,7 +46,8 @@ class KeptRequest(NamedTuple):
         submission: Submission,
     ) -> KeptRequest:
         """Return the whole request, or of a long one no more than its answer needs."""
-        if len(submission.frame) <= LONG_BYTES:
+        # A long prompt of which few tokens are kept has a short frame.
+        if max(len(submission.frame), request.num_prompt_chars) <= LONG_BYTES:
             return cls(request, prompt, prompt_ids, 0)
 
         if not request.return_full_text and request.chat is None:

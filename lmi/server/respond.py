@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing, nullcontext
+from sys import getsizeof
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -243,9 +244,14 @@ class Inference:
             return parsed
 
         keeps_prompt = parsed.format.details
-        requests = parsed.requests
-        lighter = tuple(request.for_answer(keeps_prompt=keeps_prompt) for request in requests)
-        return replace(parsed, requests=lighter)
+        lighter = []
+        for request in parsed.requests:
+            lighter.append(request.for_answer(keeps_prompt=keeps_prompt))
+            # An answer that begins with its prompt has it counted beside its sequences.
+            if keeps_prompt and not request.return_full_text:
+                self._num_format_bytes += getsizeof(request.prompt)
+
+        return replace(parsed, requests=tuple(lighter))
 
     def take_requests(self) -> list[GenerationRequest]:
         """Return the requests for the engine's queue, which lets in the first, and the others with

@@ -24,6 +24,7 @@ import tokenizers
 from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable, PromptTooLong
 from lmi.text.known_parts import unknown_decoders, unknown_parts
 from lmi.text.library_errors import explained
+from lmi.text.long_text import LONG_CHARS, chars_with_more_tokens
 from lmi.text.tokenizer_files import load_files
 from lmi.text.turn_budget import TurnBudget
 
@@ -211,18 +212,26 @@ class Tokenizer:
         No more text is encoded than `max_tokens` tokens can have. A longer one is cut before, or
         refused where nothing is to be cut. Raises PromptTooLong or InvalidParameter.
         """
-        max_chars = max_tokens * self.max_token_chars
-        cut_text = text
-        num_cut_before = 0
-        if truncate is None:
+        num_kept = truncate
+        if truncate is None or truncate > max_tokens:
+            num_kept = None
             self._check_length(text, max_tokens)
-        elif truncation_side == "right":
-            cut_text = text[:max_chars]
-        else:
-            cut_text = text[-max_chars:]
-            num_cut_before = len(text) - len(cut_text)
 
-        if num_cut_before:
+        is_cut_from_left = num_kept is not None and truncation_side != "right"
+        max_chars = max_tokens * self.max_token_chars
+        cut_text = text[-max_chars:] if is_cut_from_left else text[:max_chars]
+        if len(cut_text) > LONG_CHARS:
+            num_tokens = max_tokens if num_kept is None else num_kept
+            num_chars = await self._chars_with_more_tokens(cut_text, num_tokens, is_cut_from_left)
+            if num_chars is not None:
+                if num_kept is None:
+                    counted = f"more than {max_tokens} tokens ({len(text)} characters)"
+                    raise too_long(max_tokens, counted)
+
+                cut_text = cut_text[-num_chars:] if is_cut_from_left else cut_text[:num_chars]
+
+        if is_cut_from_left:
+            num_cut_before = len(text) - len(cut_text)
             forged = [place - num_cut_before for place in forged]
 
         ids = await self.encode_async(
@@ -233,6 +242,19 @@ class Tokenizer:
 
         return truncated(ids, truncate, truncation_side)
 
+    async def _chars_with_more_tokens(
+        self, text: str, num_tokens: int, from_end: bool
+    ) -> int | None:
+        """Do what the function of this name does, without blocking the event loop."""
+
+        def num_tokens_of(piece: str) -> int:
+            return len(self.encode(piece, add_special_tokens=False))
+
+        read_pieces = partial(
+            chars_with_more_tokens, text, num_tokens, num_tokens_of, from_end=from_end
+        )
+        return await self._without_blocking(read_pieces, len(text))
+
     def _check_length(self, text: str, max_tokens: int) -> None:
         """Raise PromptTooLong for a text that cannot have as few tokens, however it is encoded."""
         min_tokens = -(-len(text) // self.max_token_chars)
@@ -241,9 +263,7 @@ class Tokenizer:
                 f"at least {min_tokens} tokens ({len(text)} characters, at most "
                 f"{self.max_token_chars} in each)"
             )
-            raise PromptTooLong(
-                f"shorter than the model's context of {max_tokens + 1} tokens", counted
-            )
+            raise too_long(max_tokens, counted)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """Return all encodings of a word: with and without a space before it, at the beginning of a
@@ -408,6 +428,10 @@ class Tokenizer:
             return bytes.fromhex(name[3:5])
 
         return None
+
+
+def too_long(max_tokens: int, counted: str) -> PromptTooLong:
+    return PromptTooLong(f"shorter than the model's context of {max_tokens + 1} tokens", counted)
 
 
 def truncated(ids: list[int], truncate: int | None, side: str) -> list[int]:

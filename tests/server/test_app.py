@@ -724,6 +724,20 @@ def test_a_long_body_is_not_held_once_its_request_is_encoded(tmp_path: Path) -> 
         wait_until(lambda: record.num_body_bytes == 0)
 
 
+@pytest.mark.parametrize("details", [False, True])
+def test_a_long_prompt_of_which_few_tokens_are_kept_counts_where_its_answer_shows_it(
+    lmi: Host, details: bool
+) -> None:
+    record = lmi.server_block.frontends[0]
+    prompt = "abc " * 5_000 + "hang"
+    num_bytes = len(prompt) if details else 0
+    with open_stream(lmi, prompt, parameters={"truncate": 4, "details": details}):
+        wait_until(lambda: lmi.executor.num_active == 1)
+        wait_until(lambda: num_bytes <= record.num_body_bytes < num_bytes + 2_000)
+
+    wait_until(lambda: record.num_body_bytes == 0)
+
+
 def test_a_refused_prompt_is_freed_without_the_collector(lmi: Host) -> None:
     """A cycle of an error and its frames would hold prompts of megabytes for minutes."""
     lmi.post({"inputs": "say hi"})

@@ -366,6 +366,39 @@ def test_bodies_that_do_not_end_take_no_more_memory_than_they_may(echo: Server, 
     wait_until(lambda: resident_bytes(front_end) - before_bytes < 8 * MB, "the memory is back")
 
 
+def test_long_prompts_take_no_more_memory_than_they_may_while_an_engine_is_stopped_or_works(
+    echo: Server,
+) -> None:
+    """Twelve clients send 48 MB of prompts, of which ten tokens are kept each."""
+    [front_end] = echo.pids("lmi-front")
+    [engine] = echo.pids("lmi-engine")
+    record = echo.block().frontends[0]
+    before_bytes = resident_bytes(front_end)
+    grown_bytes = [0]
+    data = body("abc " * MB, truncate=10)
+
+    def is_answered_or(condition: Callable[[], bool]) -> bool:
+        grown_bytes.append(resident_bytes(front_end) - before_bytes)
+        return condition() or all(answer.done() for answer in answers)
+
+    with ThreadPoolExecutor(12) as pool:
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            answers = [pool.submit(echo.post, data) for _ in range(12)]
+            wait_until(lambda: is_answered_or(lambda: record.num_body_bytes > 8 * MB), "they come")
+            wait_until(lambda: is_answered_or(lambda: record.num_body_bytes < MB), "all are read")
+        finally:
+            # On a busy machine it may have been replaced
+            with suppress(ProcessLookupError):
+                os.kill(engine, signal.SIGCONT)
+
+        wait_until(lambda: is_answered_or(bool), "all are answered")
+
+    assert {answer.result().status for answer in answers} <= {200, 503}
+    # Two of such bodies are read at a time
+    assert max(grown_bytes) < BODY_MEMORY + 16 * MB
+
+
 def test_the_memory_of_large_bodies_comes_back(echo: Server) -> None:
     """The first sizes make the C library keep such blocks. Then comes a body of many pieces, over
     the limit.

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
-from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable
+from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable, PromptTooLong
 from lmi.text import convert
 from lmi.text.tokenizer import Tokenizer
 from lmi.text.turn_budget import MAX_INLINE_CHARS
@@ -255,6 +255,45 @@ def test_truncate_keeps_the_last_tokens(byte_level: Tokenizer) -> None:
     assert asyncio.run(
         byte_level.encode_prompt("one", max_tokens=16, truncate=5)
     ) == byte_level.encode("one")
+
+
+class CountingTokenizer(Tokenizer):
+    """It knows how many characters it has encoded at once."""
+
+    most_chars = 0
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        self.most_chars = max(self.most_chars, len(text))
+        return super().encode(text, **options)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("make", BACKENDS)
+def test_a_long_text_is_encoded_no_farther_than_its_tokens_are_kept(
+    make: Callable[[], tokenizers.Tokenizer], side: str
+) -> None:
+    tokenizer = CountingTokenizer(make())
+    text = "".join(f"{number} towns and 世界 rivers " for number in range(10_000))
+    expected = tokenizer.encode(text)
+    tokenizer.most_chars = 0
+    ids = asyncio.run(
+        tokenizer.encode_prompt(text, max_tokens=100_000, truncate=900, truncation_side=side)
+    )
+    assert ids == (expected[:900] if side == "right" else expected[-900:])
+    assert tokenizer.most_chars < len(text) / 10
+
+
+def test_a_long_text_with_too_many_tokens_is_refused_before_it_is_encoded_whole() -> None:
+    tokenizer = CountingTokenizer(byte_level_backend())
+    text = "The quick brown fox " * 10_000
+    with pytest.raises(
+        PromptTooLong, match=r"context of 20001 tokens.*more than 20000 tokens .200000 characters"
+    ):
+        asyncio.run(tokenizer.encode_prompt(text, max_tokens=20_000))
+
+    assert tokenizer.most_chars < len(text) / 10
+    num_tokens = len(tokenizer.encode(text))
+    assert len(asyncio.run(tokenizer.encode_prompt(text, max_tokens=num_tokens))) == num_tokens
 
 
 def test_a_prompt_without_tokens_is_refused(byte_level: Tokenizer) -> None:
