@@ -44,7 +44,16 @@ def run(folder: Path, *arguments: str, **files: str) -> tuple[int, list[str]]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     # The other plugins take longer to import than these tests to run.
     environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "tests.rerun", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.workers",
+        "-p",
+        "tests.rerun",
+        *arguments,
+    ]
     done = subprocess.run(
         command,
         cwd=folder,
@@ -70,14 +79,14 @@ def listed(lines: list[str], heading: str) -> list[str]:
 def test_a_test_that_passes_the_second_time_is_flaky_and_the_run_is_good(
     tmp_path: Path, workers: str
 ) -> None:
-    status, lines = run(tmp_path, "-n", workers, passes=PASSES, flaky=FLAKY)
+    status, lines = run(tmp_path, "--workers", workers, passes=PASSES, flaky=FLAKY)
     assert status == 0, lines
     assert listed(lines, "flaky: ") == ["test_flaky.py::test_flaky"]
     assert any("1 passed, 1 flaky in" in line for line in lines), lines
 
 
 def test_a_test_that_fails_twice_has_failed_beside_one_that_is_flaky(tmp_path: Path) -> None:
-    status, lines = run(tmp_path, "-n", "2", fails=FAILS, flaky=FLAKY)
+    status, lines = run(tmp_path, "--workers", "2", fails=FAILS, flaky=FLAKY)
     assert status == 1
     assert listed(lines, "flaky: ") == ["test_flaky.py::test_flaky"]
     assert listed(lines, "failed") == ["test_fails.py::test_fails"] and lines[-1].startswith(
@@ -99,8 +108,8 @@ def test_many_failures_are_no_luck(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "culprit"),
     [
-        (["-n", "2"], "import os\ndef test_crashes(): os._exit(1)\n"),
-        (["-n", "2"], "import no_such_module\n"),
+        (["--workers", "2"], "import os\ndef test_crashes(): os._exit(1)\n"),
+        (["--workers", "2"], "import no_such_module\n"),
         (["--exitfirst"], "def test_is_not_reached(): pass\n"),
     ],
     ids=["a crash", "a file that cannot be collected", "a run that was stopped"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -122,16 +123,23 @@ def test_a_dropped_adapter_is_unknown_and_the_others_stay() -> None:
     assert torch.equal(run_step(model, [Chunk(0, 0, IDS[:9], 1, [0], 2)]), expected)
 
 
-MODEL = new_model(variants()[0])
-for number in (1, 2):
-    put(MODEL, number, random_adapter(4, number))
+@functools.cache
+def model_with_two_adapters() -> NativeModel:
+    model = new_model(variants()[0])
+    for number in (1, 2):
+        put(model, number, random_adapter(4, number))
+
+    return model
+
+
 numbers = st.one_of(st.integers(-3, 4), st.sampled_from([2**31 - 1, -(2**31)]))
 
 
 @settings(max_examples=300)
 @given(users=st.lists(numbers, min_size=3, max_size=3))
 def test_a_step_with_any_numbers_of_adapters_runs_or_is_refused(users: list[int]) -> None:
-    adapters = [MODEL._adapters[number].sites for number in (1, 2)]
+    model = model_with_two_adapters()
+    adapters = [model._adapters[number].sites for number in (1, 2)]
     step = StepLists(
         ids=[1, 2, 3],
         starts=[0, 0, 0],
@@ -141,12 +149,12 @@ def test_a_step_with_any_numbers_of_adapters_runs_or_is_refused(users: list[int]
         users=users,
         adapters=adapters,
     )
-    MODEL._reserve(3, 3)
+    model._reserve(3, 3)
     if set(users) <= {-1, 0, 1}:
-        MODEL._run_step(step)
+        model._run_step(step)
     else:
         with pytest.raises(ValueError, match="the adapter of a chunk must be from -1 to 1"):
-            MODEL._run_step(step)
+            model._run_step(step)
 
 
 @pytest.mark.parametrize(
