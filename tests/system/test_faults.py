@@ -197,9 +197,10 @@ def test_neighbours_of_poisonous_requests_are_answered_as_ever(tiny: Server) -> 
     bodies = [
         request(f"neighbour {n}", max_new_tokens=600, ignore_eos_token=True) for n in range(16)
     ]
-    expected = [tiny.post({**fields, "stream": True}).body for fields in bodies]
     small = [data for body, _, _ in CORPUS.values() if len(data := made(body)) < MB]
     with ThreadPoolExecutor(32) as pool:
+        alone = [pool.submit(tiny.post, {**fields, "stream": True}) for fields in bodies]
+        expected = [future.result().body for future in alone]
         streams = [pool.submit(tiny.post, {**fields, "stream": True}) for fields in bodies]
         engine = tiny.engines()[0]
         wait_until(lambda: engine.num_running >= 8, "the neighbours are there")

@@ -1,4 +1,4 @@
-"""One model on several nodes, each a separate server on this machine, and on replicas."""
+"""One model on several nodes, each a separate server on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.machine import Measurement
 from tests.served import Server, serve
 from tests.system.container import free_port, wait_until
-from tests.system.vllm_server import BACK_S, LONG, SETTINGS, SHORT, end_of, segments, streaming
+from tests.system.vllm_server import BACK_S, SETTINGS, SHORT, end_of, segments, streaming
 from tests.tiny_models import tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -44,31 +44,9 @@ def nodes() -> Iterator[list[Server]]:
         yield list(pool.map(start, range(2)))
 
 
-def test_two_nodes_answer_as_one_engine(nodes: list[Server]) -> None:
+def test_two_nodes_answer_as_one_engine(nodes: list[Server], inside: Server) -> None:
     answer = nodes[0].post(SHORT)
-    with serve(
-        tiny_model("llama_long"), *SETTINGS, "minWorkers=2", "option.max_rolling_batch_size=1"
-    ) as replicas:
-        wait_until(
-            lambda: replicas.metrics()["lmi_engines_ready"] == 2,
-            "the second replica is ready too",
-            BACK_S,
-        )
-        assert replicas.post(SHORT).lines == answer.lines and answer.status == 200
-        # Each replica has room for one
-        with ExitStack() as streams:
-
-            def both_work() -> bool:
-                """Send another while one waits or was refused: the front end may not have known the
-                second replica.
-                """
-                metrics = replicas.metrics()
-                if metrics["lmi_requests_waiting"] or metrics["lmi_requests_in_flight"] < 2:
-                    streams.enter_context(replicas.connect(LONG))
-
-                return metrics["lmi_requests_running"] == 2
-
-            wait_until(both_work, "both replicas work", 60)
+    assert answer.status == 200 and answer.lines == inside.post(SHORT).lines
 
 
 def test_a_further_node_is_healthy_and_says_who_takes_requests(nodes: list[Server]) -> None:
