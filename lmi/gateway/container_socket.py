@@ -101,7 +101,7 @@ class ContainerSocket:
 
         self._protocol.send_request(request)
         await self._flush()
-        while self._protocol.state is State.CONNECTING and await self._read():
+        while self._is_unanswered and await self._read():
             pass
 
         error = self._protocol.handshake_exc
@@ -148,6 +148,12 @@ class ContainerSocket:
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(CloseCode.NORMAL_CLOSURE)
             await self._flush()
+
+    @property
+    def _is_unanswered(self) -> bool:
+        """Whether the container has neither accepted nor refused."""
+        is_connecting = self._protocol.state is State.CONNECTING
+        return is_connecting and self._protocol.handshake_exc is None
 
     @property
     def _is_over(self) -> bool:

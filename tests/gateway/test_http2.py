@@ -19,7 +19,14 @@ import pytest
 from lmi.gateway.http2 import MAX_IDLE_FRAMES
 from lmi.gateway.signatures import SIGNED_EVENTS
 from tests.gateway.event_signer import EventSigner, signed_head
-from tests.gateway.gateways import CREDENTIALS, Gateway, gateway
+from tests.gateway.gateways import (
+    CREDENTIALS,
+    Gateway,
+    gateway,
+    scripted,
+    then_silent,
+    whole,
+)
 from tests.gateway.http2_client import PATH, Http2Client, event, speaks_http_1
 from tests.gateway.socket_container import (
     FLOOD_MESSAGE,
@@ -49,8 +56,10 @@ def plain(container: SocketContainer) -> Iterator[Gateway]:
     """A gateway that serves HTTP/2 without TLS, and checks no signatures."""
     flags = ("--endpoint", f"any={container.url}", "--endpoint", f"lost={UNREACHABLE}")
     limit = ("--max-body", str(MAX_BODY_BYTES))
-    with gateway(*flags, *limit, "--http2-port", "0") as running:
-        yield running
+    with scripted(then_silent(whole(b"no room", 503))) as full:
+        endpoint = ("--endpoint", f"full={full.url}")
+        with gateway(*flags, *endpoint, *limit, "--http2-port", "0") as running:
+            yield running
 
 
 @pytest.fixture
@@ -216,6 +225,14 @@ def test_what_is_not_there_is_refused_as_aws_does(client: Http2Client, plain: Ga
     assert (status, kind) == (424, "ModelError")
     assert members["OriginalStatusCode"] == 404
     assert members["OriginalMessage"] == "no such path\n"
+
+
+def test_a_container_that_refuses_and_keeps_the_connection_is_not_waited_for(
+    client: Http2Client,
+) -> None:
+    status, kind, members = refusal(client, PATH.replace("any", "full"))
+    assert (status, kind) == (424, "ModelError")
+    assert (members["OriginalStatusCode"], members["OriginalMessage"]) == (503, "no room")
 
 
 def with_prelude(num_bytes: int, num_header_bytes: int, rest: bytes = b"") -> bytes:
