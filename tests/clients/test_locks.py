@@ -42,7 +42,7 @@ def test_the_page_names_the_versions_that_are_tested() -> None:
         (ROOT / "docs" / "apis.md").read_text().partition("## Clients")[2].partition("\n## ")[0]
     )
     packages = re.findall(r"\b([a-z][a-z0-9_-]+) (\d+\.\d+\.\d+)", section)
-    assert len(packages) == 18
+    assert len(packages) == 19
 
     versions = {package["version"].partition("-")[0] for package in agents()}
     for client, version in packages:

@@ -24,29 +24,30 @@ INSTALL_TIMEOUT_S = 300
 RUN_TIMEOUT_S = 180
 
 
-def python_of(name: str) -> Path:
+def python_of(name: str, base: str = sys.executable) -> Path:
     """Return the interpreter of a venv that exists and is up to date. One process makes the venv,
-    others wait.
+    others wait. `base` is the Python that it is made of.
     """
     VENVS.mkdir(exist_ok=True)
     with (VENVS / f"{name}.lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        return _made(name)
+        return _made(name, base)
 
 
-def _made(name: str) -> Path:
+def _made(name: str, base: str) -> Path:
     venv = VENVS / name
     lock = LOCKS / f"{name}.txt"
     python = venv / "bin" / "python"
     stamp = venv / "lmi-stamp"
+    version = sys.version if base == sys.executable else base
     made_from = hashlib.sha256(
-        lock.read_bytes() + sys.version.encode() + str(ROOT).encode()
+        lock.read_bytes() + version.encode() + str(ROOT).encode()
     ).hexdigest()
     if stamp.is_file() and stamp.read_text() == made_from:
         return python
 
     shutil.rmtree(venv, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    subprocess.run([base, "-m", "venv", "--without-pip", str(venv)], check=True)
     exact = ["--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(lock)]
     if (uv := shutil.which("uv")) is not None:  # as scripts/install
         command = [uv, "pip", "install", "-q", "--python", str(python), *exact]
