@@ -15,44 +15,105 @@ PYTHON_END = "<|python_end|>"
 DEEPSEEK = "<｜tool▁calls▁begin｜>"
 DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 DEEPSEEK_ENDS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+
+# The readers of calls whose name stands in a head of their own.
 read_deepseek_v3_call = partial(named_call, head=r"function<｜tool▁sep｜>([\w.:-]+)\n```json\n\s*")
 read_deepseek_v31_call = partial(named_call, head=r"([\w.:-]+)<｜tool▁sep｜>\s*")
-KIMI_HEAD = r"\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*"
-# A model writes one of these.
-KIMI_STARTS = (
-    "<|tool_calls_section_begin|>",
-    "<|tool_call_section_begin|>",
+read_kimi_call = partial(
+    named_call,
+    head=r"\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*",
 )
-KIMI_ENDS = ("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>")
-FUNCTION_TAG = "<function="
-INVOKE_TAG = "<invoke name="
+
 MARKS = {
-    "hermes": Marks(("<tool_call>",), json_call, ("</tool_call>",), may_be_missing=True),
+    "hermes": Marks(
+        read_call=json_call,
+        openings=("<tool_call>",),
+        closings=("</tool_call>",),
+        may_be_bare=True,
+    ),
     "deepseek_v3": Marks(
-        (DEEPSEEK,), read_deepseek_v3_call, ("```", *DEEPSEEK_ENDS), DEEPSEEK_CALL
+        read_call=read_deepseek_v3_call,
+        openings=(DEEPSEEK,),
+        call_opening=DEEPSEEK_CALL,
+        closings=("```", *DEEPSEEK_ENDS),
     ),
-    "deepseek_v31": Marks((DEEPSEEK,), read_deepseek_v31_call, DEEPSEEK_ENDS, DEEPSEEK_CALL),
-    "glm45": Marks(("<tool_call>",), read_glm_call, ("</tool_call>",)),
-    "granite": Marks(("<|tool_call|>", "<tool_call>"), json_call_list, may_be_missing=True),
-    "granite-20b-fc": Marks(("<function_call>",), json_call, may_be_missing=True),
-    "jamba": Marks(("<tool_calls>",), json_call_list, ("</tool_calls>",), may_be_missing=True),
+    "deepseek_v31": Marks(
+        read_call=read_deepseek_v31_call,
+        openings=(DEEPSEEK,),
+        call_opening=DEEPSEEK_CALL,
+        closings=DEEPSEEK_ENDS,
+    ),
+    "glm45": Marks(
+        read_call=read_glm_call,
+        openings=("<tool_call>",),
+        closings=("</tool_call>",),
+    ),
+    "granite": Marks(
+        read_call=json_call_list,
+        openings=("<|tool_call|>", "<tool_call>"),
+        may_be_bare=True,
+    ),
+    "granite-20b-fc": Marks(
+        read_call=json_call,
+        openings=("<function_call>",),
+        may_be_bare=True,
+    ),
+    "jamba": Marks(
+        read_call=json_call_list,
+        openings=("<tool_calls>",),
+        closings=("</tool_calls>",),
+        may_be_bare=True,
+    ),
     "kimi_k2": Marks(
-        KIMI_STARTS, partial(named_call, head=KIMI_HEAD), KIMI_ENDS, "<|tool_call_begin|>"
+        read_call=read_kimi_call,
+        openings=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
+        call_opening="<|tool_call_begin|>",
+        closings=(
+            "<|tool_call_end|>",
+            "<|tool_calls_section_end|>",
+            "<|tool_call_section_end|>",
+        ),
     ),
-    "lfm2": Marks(("<|tool_call_start|>[",), python_call_list, ("<|tool_call_end|>",)),
+    "lfm2": Marks(
+        read_call=python_call_list,
+        openings=("<|tool_call_start|>[",),
+        closings=("<|tool_call_end|>",),
+    ),
     "minimax_m2": Marks(
-        ("<minimax:tool_call>",), read_minimax_call, ("</minimax:tool_call>",), INVOKE_TAG
+        read_call=read_minimax_call,
+        openings=("<minimax:tool_call>",),
+        call_opening="<invoke name=",
+        closings=("</minimax:tool_call>",),
     ),
-    "mistral": Marks(("[TOOL_CALLS]",), mistral_calls, may_be_missing=True),
+    "mistral": Marks(
+        read_call=mistral_calls,
+        openings=("[TOOL_CALLS]",),
+        may_be_bare=True,
+    ),
     "phi4_mini_json": Marks(
-        ("functools", "<|tool_call|>"),
-        json_call_list,
-        ("<|/tool_call|>",),
-        may_be_missing=True,
+        read_call=json_call_list,
+        openings=("functools", "<|tool_call|>"),
+        closings=("<|/tool_call|>",),
+        may_be_bare=True,
     ),
-    "pythonic": Marks((PYTHON_START + "[", "["), python_call_list, (PYTHON_END,), open_answer=True),
-    "qwen3_xml": Marks(("<tool_call>",), read_qwen_call, ("</tool_call>",), FUNCTION_TAG),
-    "seed_oss": Marks(("<seed:tool_call>",), read_qwen_call, ("</seed:tool_call>",), FUNCTION_TAG),
+    "pythonic": Marks(
+        read_call=python_call_list,
+        openings=(PYTHON_START + "[", "["),
+        closings=(PYTHON_END,),
+        only_at_start=True,
+    ),
+    "qwen3_xml": Marks(
+        read_call=read_qwen_call,
+        openings=("<tool_call>",),
+        call_opening="<function=",
+        closings=("</tool_call>",),
+    ),
+    "seed_oss": Marks(
+        read_call=read_qwen_call,
+        openings=("<seed:tool_call>",),
+        call_opening="<function=",
+        closings=("</seed:tool_call>",),
+    ),
 }
 # The readers of whole answers, by the names of their forms.
 PARSERS: dict[str, Read] = {
