@@ -5,13 +5,19 @@ computes all the time. From then on a further sequence makes no token more, and 
 gap between the tokens of all others.
 """
 
+import logging
 import time
 from collections.abc import Callable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from handlers.lmi_dist.limits import SLOTS_PER_EXPRESS_PLACE, Limits
 from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.runner import Runner
+from lmi.settings.config import EngineConfig
+
+log = logging.getLogger(__name__)
 
 LEAST_BATCH = 8
 # The gap between two tokens of a stream. Nobody reads more than 20 tokens/s.
@@ -33,6 +39,29 @@ class BatchChoice(Struct, frozen=True):
 
     num_sequences: int
     why: str
+
+
+def with_batch(limits: Limits, runner: Runner, config: EngineConfig, load_s: float) -> Limits:
+    """Return the limits with the largest batch that pays, where no option says how many sequences
+    run at once. `load_s` is how long the load took.
+    """
+    has_option = config.max_num_sequences is not None and not config.is_batch_default
+    # The measured steps are of one prompt, with a token for each slot.
+    is_too_short = limits.max_length < limits.num_slots
+    if has_option or runner.pooling is not None or is_too_short:
+        return limits
+
+    least = min(max(LEAST_BATCH, config.max_beam_width), limits.num_slots)
+    budget_s = max(LEAST_BUDGET_S, SHARE_OF_LOAD * load_s)
+    choice = choose_batch(measured(runner), least, limits.num_slots, budget_s)
+    log.info("batch: %d sequences at once: %s", choice.num_sequences, choice.why)
+
+    return replace(
+        limits,
+        num_slots=choice.num_sequences,
+        num_express=max(1, choice.num_sequences // SLOTS_PER_EXPRESS_PLACE),
+        batch_reason=choice.why,
+    )
 
 
 def choose_batch(

@@ -23,9 +23,11 @@ from handlers.guides.process import Start
 from handlers.lmi_dist.captured import take_draws, take_prompt
 from handlers.lmi_dist.defaults import MAX_PREFILL_TOKENS
 from handlers.lmi_dist.draft_check import check_drafts
+from handlers.lmi_dist.engine_info import describe
 from handlers.lmi_dist.guides import Guides
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.loading import Model, describe, in_files, load_runner
+from handlers.lmi_dist.limits import Limits
+from handlers.lmi_dist.loading import Model, in_folder, load_runner
 from handlers.lmi_dist.lora_adapters import LoraAdapters
 from handlers.lmi_dist.lora_limits import own_options
 from handlers.lmi_dist.memory import HeldMemory, MemoryWatch
@@ -36,7 +38,7 @@ from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.plan import num_tokens_of
 from handlers.lmi_dist.post_processors import new_post_processors
 from handlers.lmi_dist.prompt_log_probs import note_prompt
-from handlers.lmi_dist.runner import Limits, Runner
+from handlers.lmi_dist.runner import Runner
 from handlers.lmi_dist.sampler import Draw, Sampler, append_draws
 from handlers.lmi_dist.scheduled_batch import Batch
 from handlers.lmi_dist.scheduler import Scheduler
@@ -92,7 +94,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         )
 
         processors = new_post_processors(settings, options, model)
-        with in_files(model, json_config_str) as source:
+        with in_folder(model, json_config_str) as source:
             self._runner, limits = load_runner(source, options, progress)
             reuses_prefixes = settings.kv_cache_config.enable_block_reuse
             self._stored = self._open_stored(source, options, limits, reuses_prefixes)

@@ -16,13 +16,13 @@ from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.hf_fallback import HuggingFaceModel
 from handlers.lmi_dist.kv_slots import KvSlots
+from handlers.lmi_dist.limits import Limits
 from handlers.lmi_dist.linear_sites import Site, sites_of
 from handlers.lmi_dist.lora import Adaptable, AnyLoader, LoraLoader
 from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.placement import Placement, packer, to_array, to_tensor
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import load
-from handlers.lmi_dist.runner import Limits
 from handlers.lmi_dist.step_inputs import AdaptedRows, StepInputs
 from handlers.lmi_dist.torch_model import TorchModel
 from handlers.lmi_dist.weights import Checkpoint

@@ -18,6 +18,7 @@ import numpy as np
 from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.gguf.tensors import DTYPES
+from handlers.lmi_dist.limits import Limits
 from handlers.lmi_dist.linear_sites import sites_of
 from handlers.lmi_dist.lora import LoraLoader
 from handlers.lmi_dist.lora_limits import LoraLimits
@@ -41,7 +42,6 @@ from handlers.lmi_dist.native_variants import ROUNDING_VARIANTS
 from handlers.lmi_dist.operations import Linear, Pack, Program
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import load
-from handlers.lmi_dist.runner import Limits
 from handlers.lmi_dist.weights import stored_dtype, stored_types
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig

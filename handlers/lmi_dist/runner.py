@@ -1,11 +1,9 @@
-"""The interface of a runner, which computes a step, and its limits. No torch."""
+"""The interface of a runner, which computes a step. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Protocol
-
-from msgspec import Struct
 
 if TYPE_CHECKING:
     from handlers.lmi_dist.arrays import Array
@@ -13,27 +11,6 @@ if TYPE_CHECKING:
     from handlers.lmi_dist.lora import AnyLoader
     from handlers.lmi_dist.plan import Plan
     from handlers.lmi_dist.pooling import Pooling
-
-
-class Limits(Struct, frozen=True):
-    """The limits on running sequences, on the tokens of one sequence, and on the tokens in the
-    cache.
-
-    Beside `num_slots` sequences run `num_express` of requests that say so, where a slot costs
-    memory only when written. `batch_reason` says why there are so many slots, where nobody else has
-    said it.
-    """
-
-    num_slots: int
-    max_length: int
-    num_cache_tokens: int
-    num_express: int = 0
-    batch_reason: str = ""
-
-    @property
-    def num_all_slots(self) -> int:
-        """The slots of all requests, express ones among them."""
-        return self.num_slots + self.num_express
 
 
 class BlockMemory(Protocol):

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from handlers.lmi_dist.facts import read_facts
+from handlers.lmi_dist.limits import Limits
 from handlers.lmi_dist.model_runner import ModelRunner
 from handlers.lmi_dist.native.library import Library, load
 from handlers.lmi_dist.native.records import TOKENS_PER_BLOCK
 from handlers.lmi_dist.native_runner import NativeRunner
 from handlers.lmi_dist.placement import choose_placement
 from handlers.lmi_dist.plan import Chunk, Plan
-from handlers.lmi_dist.runner import Limits, Runner
+from handlers.lmi_dist.runner import Runner
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from handlers.lmi_dist import loading
+from handlers.lmi_dist import batch
 from handlers.lmi_dist.batch import choose_batch, measured
 from handlers.lmi_dist.executor import EmbeddedExecutor
+from handlers.lmi_dist.loading import load_runner
 from lmi.settings.config import EngineConfig
 from tests.tiny_models import tiny_model
 
@@ -108,8 +109,8 @@ def test_a_batch_has_room_for_the_widest_beam_search() -> None:
 def test_only_what_nobody_said_is_chosen(
     monkeypatch: pytest.MonkeyPatch, config: EngineConfig, size: int
 ) -> None:
-    monkeypatch.setattr(loading, "measured", lambda runner: Steps(0.015, 0.003))
-    _, limits = loading.load_runner(str(tiny_model("llama")), config, lambda stage, share: None)
+    monkeypatch.setattr(batch, "measured", lambda runner: Steps(0.015, 0.003))
+    _, limits = load_runner(str(tiny_model("llama")), config, lambda stage, share: None)
     assert limits.num_slots == size
     assert limits.num_cache_tokens == 64 * 1024, "the cache of prompts is as large as for 64"
 

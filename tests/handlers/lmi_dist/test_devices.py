@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from handlers.lmi_dist.loading import choose_device
+from handlers.lmi_dist.backend import choose_device
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 

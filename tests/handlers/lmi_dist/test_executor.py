@@ -20,9 +20,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.loading import choose_limits
+from handlers.lmi_dist.limits import Limits, choose_limits
 from handlers.lmi_dist.plan import Plan
-from handlers.lmi_dist.runner import Limits
 from lmi.errors import InvalidParameter, Overloaded
 from lmi.executor import (
     ErrorKind,

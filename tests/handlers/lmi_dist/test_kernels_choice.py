@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
+from handlers.lmi_dist.backend import choose_library, describe_threads
 from handlers.lmi_dist.facts import read_facts
-from handlers.lmi_dist.loading import choose_library, describe_threads
 from handlers.lmi_dist.native.library import num_threads
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
@@ -83,7 +83,7 @@ def test_a_machine_without_the_library_runs_torch() -> None:
     code = (
         "import logging, sys; logging.basicConfig(level='INFO', format='%(message)s', "
         "stream=sys.stdout)\n"
-        "from handlers.lmi_dist.loading import choose_library\n"
+        "from handlers.lmi_dist.backend import choose_library\n"
         "from handlers.lmi_dist.facts import read_facts\n"
         "from lmi.settings.config import EngineConfig\n"
         "print(choose_library(read_facts(sys.argv[1]), 'cpu', EngineConfig()))"

@@ -16,7 +16,8 @@ from handlers.lmi_dist.cached_blocks import Root
 from handlers.lmi_dist.executor import EmbeddedExecutor
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.loading import choose_limits, load_runner
+from handlers.lmi_dist.limits import choose_limits
+from handlers.lmi_dist.loading import load_runner
 from handlers.lmi_dist.memory import LEAST_MARGIN, MemoryWatch, need_of
 from handlers.lmi_dist.native.records import TOKENS_PER_BLOCK
 from handlers.lmi_dist.native_runner import weight_bytes

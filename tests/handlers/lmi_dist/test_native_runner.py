@@ -265,7 +265,7 @@ def test_a_step_for_which_memory_runs_out_fails_and_the_next_one_runs() -> None:
         "from handlers.lmi_dist.native.records import TOKENS_PER_BLOCK\n"
         "from handlers.lmi_dist.native_runner import NativeRunner\n"
         "from handlers.lmi_dist.plan import Chunk, Plan\n"
-        "from handlers.lmi_dist.runner import Limits\n"
+        "from handlers.lmi_dist.limits import Limits\n"
         "from lmi.settings.config import EngineConfig\n"
         "limits = Limits(1, 1000, 1024)\n"
         "runner = NativeRunner(\n"

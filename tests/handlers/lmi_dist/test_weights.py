@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from handlers.lmi_dist.loading import of_files
+from handlers.lmi_dist.loading import refused_if_broken
 from handlers.lmi_dist.plan import Chunk, Plan
 from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.settings.config import EngineConfig
@@ -360,8 +360,8 @@ def test_a_fault_of_the_files_that_no_rule_has_found_is_one_line_too(error: Exce
     with pytest.raises(
         ModelUnusable, match=rf"^folder: the model cannot be loaded: {type(error).__name__}: .*odd"
     ):
-        with of_files("folder"):
+        with refused_if_broken("folder"):
             raise error
 
-    with pytest.raises(MemoryError), of_files("folder"):
+    with pytest.raises(MemoryError), refused_if_broken("folder"):
         raise MemoryError
