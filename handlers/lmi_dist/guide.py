@@ -20,7 +20,7 @@ class Guide:
         self._compiled = compiled
         self._matcher = compiled.matcher.deep_copy()
         self._ends = compiled.vocabulary.mask_of(end_ids)
-        self._no_ends = ~(self._ends | compiled.vocabulary.marks)
+        self._no_ends = ~(self._ends | compiled.vocabulary.eos_mask)
         self._num_accepted = 0
         # Whether an end id was drawn.
         self._is_over = False

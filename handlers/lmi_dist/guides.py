@@ -16,8 +16,10 @@ import numpy as np
 from handlers.base.waiting import Waiting
 from handlers.guides.compiler import FIELD, Compiled, GuideCompiler
 from handlers.guides.process import Start
+from handlers.guides.support import why_no_guides
+from handlers.guides.tokenizer_files import read_vocabulary
 from handlers.guides.turns import GuideFuture, GuideOutcomes
-from handlers.guides.vocabulary import WORD_BITS, Mask, read_config, why_no_guides
+from handlers.guides.vocabulary import Mask, num_words
 from handlers.lmi_dist.guide import MAX_TOKEN_S, Guide
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import InvalidRequest, LmiError, cause_line
@@ -51,7 +53,7 @@ class Guides(Waiting[EmbeddedSequence, Compiled]):
             self.why_none = why_no_guides(path if config is None else None)
 
         def load_config() -> GuidedDecodingConfig:
-            return read_config(path) if config is None else config
+            return read_vocabulary(path) if config is None else config
 
         compiler = GuideCompiler(load_config, start)
         self._compiler = compiler
@@ -172,11 +174,11 @@ def follow(sequences: Iterable[EmbeddedSequence]) -> None:
 
 
 def fill_masks(sequences: list[EmbeddedSequence], rows: list[int], vocab_size: int) -> Mask:
-    """Return the masks of sequences, (num_sequences, vocab_size / 32, rounded up).
+    """Return the masks of sequences, (num_sequences, num_words).
 
     Only the sequences at `rows` have guides; others may draw any token.
     """
-    masks = np.full((len(sequences), -(-vocab_size // WORD_BITS)), -1, np.int32)
+    masks = np.full((len(sequences), num_words(vocab_size)), -1, np.int32)
     follow([sequences[row] for row in rows])
     for row in rows:
         guide = sequences[row].guide

@@ -26,8 +26,9 @@ from handlers.driven.outputs import SequenceOutput
 from handlers.driven.preparation import Preparation
 from handlers.guides.compiler import GuideCompiler, Wait, compile_limit_s
 from handlers.guides.process import Start
+from handlers.guides.support import NO_TEXTS, why_no_guides
+from handlers.guides.tokenizer_files import read_vocabulary
 from handlers.guides.turns import GuideOutcomes
-from handlers.guides.vocabulary import NO_TEXTS, read_config as read_vocabulary, why_no_guides
 from handlers.lmi_trtllm import adapters, processors
 from handlers.lmi_trtllm.arguments import llm_arguments
 from handlers.lmi_trtllm.engine import TrtllmEngine, TrtllmWork

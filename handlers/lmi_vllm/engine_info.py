@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.model_loader import get_model_cls
 
-from handlers.guides.vocabulary import NO_TEXTS
+from handlers.guides.support import NO_TEXTS
 from handlers.lmi_vllm.arguments import num_express_places
 from lmi.executor.executor import Capabilities, Embeddings, EngineInfo
 from lmi.executor.request import GuideType

@@ -135,7 +135,7 @@ def guided_step(model: str, guide: str | None) -> float:
     """The milliseconds of a decode step of GUIDED_BATCH sequences that follow a JSON schema: a
     median.
     """
-    from handlers.guides.vocabulary import read_config
+    from handlers.guides.tokenizer_files import read_vocabulary
     from handlers.lmi_dist import Executor
     from handlers.lmi_dist.loading import load_runner
 
@@ -143,7 +143,7 @@ def guided_step(model: str, guide: str | None) -> float:
     runner = TimedRunner(loaded_runner, GUIDED_BATCH)
     params = None if guide is None else GuidedDecodingParams(GuideType.JSON_SCHEMA, guide)
     request = greedy(guided_decoding_params=params)
-    config = ExecutorConfig(guided_decoding_config=read_config(model))
+    config = ExecutorConfig(guided_decoding_config=read_vocabulary(model))
     with Executor(runner, config) as executor:
         # The guide is compiled in the first run.
         for _ in range(NUM_GUIDED_RUNS):

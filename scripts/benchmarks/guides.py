@@ -22,7 +22,7 @@ import numpy as np
 
 from handlers.guides.compiler import Compiled, GuideCompiler
 from handlers.guides.process import Start
-from handlers.guides.vocabulary import read_config
+from handlers.guides.tokenizer_files import read_vocabulary
 from lmi.client.bench.figures import quantile
 from lmi.errors import LmiError
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
@@ -166,7 +166,7 @@ class Findings:
                 self.refusals["in a walk"] += 1
                 return None
 
-            bits = (mask & ~vocabulary.marks).view(np.uint8)
+            bits = (mask & ~vocabulary.eos_mask).view(np.uint8)
             allowed_ids = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
             if matcher.is_accepting() and (not allowed_ids.size or draw.random() < 0.5):
                 return str(vocabulary.tokenizer.decode_bytes(token_ids).decode())
@@ -239,7 +239,7 @@ def vocabulary() -> GuidedDecodingConfig:
         tokenizer.save(str(path))
         (path.parent / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
 
-    return read_config(path.parent)
+    return read_vocabulary(path.parent)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from handlers.guides.compiler import GuideCompiler
 from handlers.guides.process import Start
-from handlers.guides.vocabulary import read_config
+from handlers.guides.tokenizer_files import read_vocabulary
 from scripts.benchmarks.guides import Findings
 
 DEMO = "handlers/lmi_dist/demo"
@@ -16,7 +16,7 @@ VOCAB_SIZE = 1024
 
 
 def test_schemas_that_are_refused_and_values_that_are_wrong_are_counted(tmp_path: Path) -> None:
-    compiler = GuideCompiler(lambda: read_config(DEMO), Start(VOCAB_SIZE))
+    compiler = GuideCompiler(lambda: read_vocabulary(DEMO), Start(VOCAB_SIZE))
     findings = Findings()
     schemas = {"followed": {"type": "integer"}, "refused": {"type": "object", "extends": {}}}
     for name, schema in schemas.items():

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from handlers.guides.matcher import new_matcher, reason_of
 from handlers.guides.text import text_of
 from handlers.guides.tokenizer import new_tokenizer
-from handlers.guides.vocabulary import read_config
+from handlers.guides.tokenizer_files import read_vocabulary
 from lmi.executor import GuidedDecodingParams, GuideType
 
 VOCAB_SIZE = 1024
@@ -22,7 +22,7 @@ MAX_TOKENS = 400
 
 @cache
 def tokenizer() -> LLTokenizer:
-    return new_tokenizer(read_config("handlers/lmi_dist/demo"), VOCAB_SIZE)
+    return new_tokenizer(read_vocabulary("handlers/lmi_dist/demo"), VOCAB_SIZE)
 
 
 @cache

@@ -23,8 +23,9 @@ import transformers
 
 from handlers.base.token_sequence import sequences_of
 from handlers.guides.compiler import Compiled
+from handlers.guides.tokenizer_files import read_vocabulary
 from handlers.guides.turns import Kept
-from handlers.guides.vocabulary import Vocabulary, read_config
+from handlers.guides.vocabulary import Vocabulary
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.guide import Guide
 from handlers.lmi_dist.guides import equip, fill_masks
@@ -720,7 +721,7 @@ def test_the_config_of_a_folder_is_what_the_recipe_finds(folder: str) -> None:
     encoded_vocab = [token for token, _ in sorted(encoded_vocab.items(), key=lambda x: x[1])]
     tokenizer_str = tokenizer.backend_tokenizer.to_str()
     stop_token_ids = [tokenizer.eos_token_id]
-    tokenizer_config = read_config(path)
+    tokenizer_config = read_vocabulary(path)
 
     assert (tokenizer_config.encoded_vocab, tokenizer_config.stop_token_ids) == (
         encoded_vocab,

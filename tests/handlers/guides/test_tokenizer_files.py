@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from handlers.guides.tokenizer import new_tokenizer
-from handlers.guides.vocabulary import read_config
+from handlers.guides.tokenizer_files import read_vocabulary
 from lmi.executor import GuidedDecodingConfig
 
 DEMO = Path("handlers/lmi_dist/demo/tokenizer.json")
@@ -16,7 +16,7 @@ DEMO = Path("handlers/lmi_dist/demo/tokenizer.json")
 
 def test_tokens_that_only_the_tokenizers_config_has_are_among_the_texts(tmp_path: Path) -> None:
     (tmp_path / DEMO.name).write_bytes(DEMO.read_bytes())
-    before = read_config(tmp_path).encoded_vocab
+    before = read_vocabulary(tmp_path).encoded_vocab
     added_tokens = {
         "9": {"content": before[9]},
         "5000": {"content": "<more>", "special": True, "normalized": False},
@@ -24,7 +24,7 @@ def test_tokens_that_only_the_tokenizers_config_has_are_among_the_texts(tmp_path
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"added_tokens_decoder": added_tokens, "eos_token": "<more>"})
     )
-    config = read_config(tmp_path)
+    config = read_vocabulary(tmp_path)
 
     assert config.encoded_vocab == [*before, "<more>"]
     assert config.stop_token_ids == [len(before)]
