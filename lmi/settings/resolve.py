@@ -1,8 +1,9 @@
-"""Turns serving.properties, environment and command line into a Config, by the steps of
-`step_order.py`.
+"""Turns serving.properties, environment variables and the command line into a Config.
+
+`step_order.py` lists the steps, each of which fills in a part of one `Resolution`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,16 +27,18 @@ from lmi.sources.source import GGUF, remote
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The configuration, the source of each value, and what the operator should know."""
+    """The configuration of a server, and what `lmi config` and the log tell of it."""
 
     config: Config
+    # The value of each option, and where it came from.
     settings: tuple[Setting, ...] = ()
+    # What the operator should know.
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     # Lines for a log at DEBUG.
     details: tuple[str, ...] = ()
-    # The request for the remote sources that are missing. Without them the configuration is not
-    # final.
+    # The remote sources that are not here yet. Until they are fetched the configuration is not
+    # final. None: all are here.
     request: FetchRequest | None = None
 
     @classmethod
@@ -47,28 +50,35 @@ class Resolved:
         keys += sorted(values.picked.keys() - set(keys))
         settings = tuple(Setting.of(values, key) for key in keys)
 
-        notes = list(values.notes)
-        for setting in settings:
-            for rival in setting.shadowed:
-                counts = f"{setting.option}: {setting.value} ({setting.source}) counts"
-                notes.append(f"{counts}, not {rival}")
-
         config = resolution.config
-        sources = tuple(WantedSource.of(source, config) for source in resolution.missing)
+        missing = tuple(WantedSource.of(source, config) for source in resolution.missing)
         return cls(
-            config,
-            settings,
-            tuple(values.warnings),
-            tuple(notes),
-            tuple(values.details),
-            request=FetchRequest(sources=sources) if sources else None,
+            config=config,
+            settings=settings,
+            warnings=tuple(values.warnings),
+            notes=(*values.notes, *_notes_on_rivals(settings)),
+            details=tuple(values.details),
+            request=FetchRequest(sources=missing) if missing else None,
         )
+
+
+def _notes_on_rivals(settings: Iterable[Setting]) -> list[str]:
+    """Return a note for each value that was given and does not count, because another one of its
+    option does.
+    """
+    notes = []
+    for setting in settings:
+        for rival in setting.shadowed:
+            counts = f"{setting.option}: {setting.value} ({setting.source}) counts"
+            notes.append(f"{counts}, not {rival}")
+
+    return notes
 
 
 @contextmanager
 def _paths_explained() -> Iterator[None]:
-    """Turn the error of a path that cannot be looked at, because its name is too long or a folder
-    on its way is closed to this user, into BadConfiguration.
+    """Raise BadConfiguration for a path that cannot be looked at: its name is too long, or a folder
+    on its way is closed to this user.
     """
     try:
         yield
@@ -104,19 +114,11 @@ def resolve_folder(
         flags=flags,
         files=files or {},
     )
+
     text = folder_text or named_folder(environ, flags, cwd)
-    if text is not None and _is_source(text, cwd):
-        if flags.get(MODEL, text) != text:
-            raise BadConfiguration(
-                f"{text} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model"
-            )
-
-        return resolve(replace(start, flags={**flags, MODEL: text}))
-
-    if text is not None and text.endswith(GGUF):
-        file = cwd / local_path(text)
-        if file.is_file():
-            return resolve(replace(start, flags={**flags, MODEL: str(file.absolute())}))
+    model = None if text is None else _model_named(text, flags, cwd)
+    if model is not None:
+        return resolve(replace(start, flags={**flags, MODEL: model}))
 
     folder = find_folder(text, cwd)
     if folder is not None:
@@ -126,19 +128,36 @@ def resolve_folder(
     return resolve(replace(start, is_folder_asked=is_folder_asked))
 
 
-def _is_source(text: str, cwd: Path) -> bool:
-    """Return whether what is to be served is no folder here but a source, such as OWNER/NAME."""
+def _model_named(text: str, flags: Mapping[str, str], cwd: Path) -> str | None:
+    """Return the value of option.model_id that a text stands for in place of a folder: a source,
+    such as OWNER/NAME, or a GGUF file. None if it names no such thing.
+
+    Raises BadConfiguration for a source if the flags name another model.
+    """
     exists = (cwd / text).exists()
-    return remote(text, exists_locally=exists, needs_owner=True) is not None
+    if remote(text, exists_locally=exists, needs_owner=True) is not None:
+        if flags.get(MODEL, text) != text:
+            raise BadConfiguration(
+                f"{text} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model"
+            )
+
+        return text
+
+    if text.endswith(GGUF):
+        file = cwd / local_path(text)
+        if file.is_file():
+            return str(file.absolute())
+
+    return None
 
 
 @_paths_explained()
 def resolve(start: StartInputs) -> Resolved:
-    """Settle every option, by the steps of `step_order.py`. Raises BadConfiguration with one
-    line for each fault, or ModelUnusable if there is none.
+    """Return the settings of a start. Raises BadConfiguration with a line for each fault, or
+    ModelUnusable.
 
-    The result's `request` names the remote sources that are not in `start.fetched`. While some are
-    missing, the settings are what is known without them.
+    The result's `request` names the remote sources that `start.fetched` lacks. Until they are
+    fetched, the settings are what is known without them.
     """
     resolution = Resolution(start, Values(start))
     run(FIRST_STEPS, resolution)
