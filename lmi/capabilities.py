@@ -193,10 +193,8 @@ def _check_length(request: Request, info: EngineInfo) -> None:
     limit = info.max_sequence_length
     has_answer = request.pooling_params is None
     if num_prompt_tokens > limit - has_answer:
-        rule = "shorter than" if has_answer else "no longer than"
-        raise PromptTooLong(
-            f"{rule} the model's context of {limit} tokens", f"{num_prompt_tokens} tokens"
-        )
+        num_tokens = f"{num_prompt_tokens} tokens"
+        raise PromptTooLong.of_context(limit, num_tokens, has_answer=has_answer)
 
 
 def _check_token_ids(request: Request, info: EngineInfo) -> None:

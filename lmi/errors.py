@@ -6,11 +6,8 @@ answers otherwise says so in its `ErrorRules`. An error passes between processes
 """
 
 import errno
-import re
 from collections.abc import Mapping
-from typing import NamedTuple
-
-CONTEXT_RULE = re.compile(r"the model's context of (\d+) tokens")
+from typing import NamedTuple, Self
 
 
 class ErrorInfo(NamedTuple):
@@ -23,6 +20,8 @@ class ErrorInfo(NamedTuple):
     field: str | None = None
     # Given where it is not that of the class.
     retry_after_s: int | None = None
+    # That of a PromptTooLong.
+    max_context: int | None = None
 
 
 class LmiError(Exception):
@@ -84,20 +83,29 @@ class InvalidParameter(InvalidRequest, label="invalid_parameter"):
 class PromptTooLong(InvalidParameter, label="prompt_too_long"):
     """The prompt leaves no room in the model's context."""
 
+    # The tokens that the model has room for. None: the prompt breaks another limit.
+    max_context: int | None = None
+
     def __init__(self, rule: str, value: str) -> None:
         super().__init__("inputs", rule, value)
 
-    @property
-    def max_context(self) -> int | None:
-        """The tokens that the model has room for, None where another limit is broken.
-
-        They are read from the text, which is all that comes from another process.
+    @classmethod
+    def of_context(cls, max_context: int, value: str, *, has_answer: bool = True) -> Self:
+        """Return the error of a prompt that is too long for the model's context, in which an answer
+        needs room too.
         """
-        rule = CONTEXT_RULE.search(self.message)
-        if rule is None:
-            return None
+        if has_answer:
+            rule = f"shorter than the model's context of {max_context} tokens"
+        else:
+            rule = f"no longer than the model's context of {max_context} tokens"
 
-        return int(rule[1])
+        error = cls(rule, value)
+        error.max_context = max_context
+        return error
+
+    @property
+    def info(self) -> ErrorInfo:
+        return super().info._replace(max_context=self.max_context)
 
 
 class UnknownAdapter(InvalidRequest, label="unknown_adapter"):
@@ -229,6 +237,9 @@ def from_info(info: ErrorInfo) -> LmiError:
     LmiError.__init__(error, info.message, info.field)
     if info.retry_after_s is not None:
         error.retry_after_s = info.retry_after_s
+
+    if isinstance(error, PromptTooLong):
+        error.max_context = info.max_context
 
     return error
 

@@ -75,6 +75,14 @@ def test_an_error_that_is_raised_is_the_same_behind_a_socket(
     assert str(error) == text
 
 
+def test_the_context_that_a_prompt_is_too_long_for_comes_out_of_a_socket() -> None:
+    received = sent(PromptTooLong.of_context(8, "9 tokens"))
+    assert isinstance(received, PromptTooLong) and received.max_context == 8
+    assert str(received) == (
+        "inputs must be shorter than the model's context of 8 tokens, given '9 tokens'"
+    )
+
+
 def test_a_class_from_elsewhere_comes_out_as_its_nearest_base_of_ours() -> None:
     class OwnFailure(GenerationFailed):
         label = "own_failure"

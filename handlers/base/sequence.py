@@ -75,8 +75,8 @@ class Sequence(TokenSequence):
         """Take the tokens that the prompt has with its images. Raises PromptTooLong."""
         num_tokens = len(token_ids)
         if num_tokens >= max_sequence_length:
-            rule = f"shorter than the model's context of {max_sequence_length} tokens"
-            raise PromptTooLong(rule, f"{num_tokens} tokens, with those of its images")
+            counted = f"{num_tokens} tokens, with those of its images"
+            raise PromptTooLong.of_context(max_sequence_length, counted)
 
         # An answer begins behind the prompt, or with it.
         if self.first_told:

@@ -226,7 +226,7 @@ class Tokenizer:
             if num_chars is not None:
                 if num_kept is None:
                     counted = f"more than {max_tokens} tokens ({len(text)} characters)"
-                    raise too_long(max_tokens, counted)
+                    raise PromptTooLong.of_context(max_tokens + 1, counted)
 
                 cut_text = cut_text[-num_chars:] if is_cut_from_left else cut_text[:num_chars]
 
@@ -263,7 +263,7 @@ class Tokenizer:
                 f"at least {min_tokens} tokens ({len(text)} characters, at most "
                 f"{self.max_token_chars} in each)"
             )
-            raise too_long(max_tokens, counted)
+            raise PromptTooLong.of_context(max_tokens + 1, counted)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """Return all encodings of a word: with and without a space before it, at the beginning of a
@@ -428,10 +428,6 @@ class Tokenizer:
             return bytes.fromhex(name[3:5])
 
         return None
-
-
-def too_long(max_tokens: int, counted: str) -> PromptTooLong:
-    return PromptTooLong(f"shorter than the model's context of {max_tokens + 1} tokens", counted)
 
 
 def truncated(ids: list[int], truncate: int | None, side: str) -> list[int]:
