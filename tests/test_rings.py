@@ -42,7 +42,12 @@ ANNEXES = {
     "waiting": ("lmi.server.waiting",),
     "buffered_streams": ("lmi.http.buffered",),
     "access": ("lmi.server.access", "lmi.http.browsers", "lmi.supervisor.credentials"),
-    "overload": ("lmi.engine.overload", "lmi.engine.patience", "lmi.engine.speed"),
+    "overload": (
+        "lmi.engine.overload",
+        "lmi.engine.patience",
+        "lmi.engine.speed",
+        "lmi.engine.timed_queue",
+    ),
     "prefixes": ("lmi.engine.prefixes",),
     "desired_state": ("lmi.shared.desired_state",),
     "gguf": ("lmi.shared.gguf_file", "lmi.sources.gguf", "handlers.lmi_dist.gguf"),
