@@ -26,7 +26,8 @@ from lmi.gateway.settings import GatewaySettings
 from lmi.gateway.stores import NO_BOTO3, S3_SCHEME
 from lmi.http.browsers import is_loopback
 from lmi.http.listener import bind
-from lmi.http.protocol import GuardedProtocol, Refusal
+from lmi.http.protocol import GuardedProtocol
+from lmi.http.refusals import Refusal
 from lmi.shared import linux, signals
 from lmi.shared.log import escape, is_text
 

@@ -1,15 +1,14 @@
 """HTTP/1.1 with limits: uvicorn's httptools protocol, with defences against hostile and broken
 clients.
 
-httptools parses strictly but has no limits of size or time. A refusal is one JSON object, and the
-connection closes after it. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
+httptools parses strictly but has no limits of size or time. Those of size are in `arrival.py`,
+those of time here. A refusal is one JSON object, and the connection closes after it.
 """
 
 import asyncio
 import logging
 import math
 import os
-import re
 import resource
 import sys
 import time
@@ -22,40 +21,34 @@ from urllib.parse import unquote
 
 import httptools
 import orjson
-from msgspec import Struct
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from lmi.errors import Overloaded, shorten
+from lmi.errors import Overloaded
+from lmi.http.arrival import MAX_FIELDS, MAX_UNREPORTED_BYTES, Arrival
+from lmi.http.chunk_sizes import size_lines
 from lmi.http.cycle import Cycle
 from lmi.http.exchange import NUM_ANNOUNCED
 from lmi.http.flow import FairFlow
-from lmi.http.refusals import refusal_headers
+from lmi.http.refusals import Refusal, refusal_headers
+from lmi.http.request_head import (
+    MAX_HEAD_BYTES,
+    check_fields,
+    check_line,
+    check_target,
+    head_bytes,
+    large_head,
+    other_version,
+)
 from lmi.http.stalls import ReaderWatch
+from lmi.http.websocket_limits import WebSocketLimits
 
 log = logging.getLogger(__name__)
 
-MAX_HEAD_BYTES = 64 << 10
-# The fields of a head, and those of a trailer.
-MAX_FIELDS = 128
-# A body has at most MAX_CHUNKS, or one for each LARGE_CHUNK_BYTES that have come.
-MAX_CHUNKS = 65_536
-LARGE_CHUNK_BYTES = 1024
-# The most bytes of chunk extensions and blanks, which the parser passes to no callback.
-MAX_UNREPORTED_BYTES = 16 << 10
-# The most bytes around a chunk without an extension.
-CHUNK_LINES_BYTES = 32
-# A line that may be the one before a chunk of over 1 MB: six or more hexadecimal digits.
-SIZE_LINE = rb"(?P<size>[0-9A-Fa-f]{6,32}+)[\r;][^\n]{0,1024}+(?=\n)"
-LARGE_CHUNK = re.compile(rb"\n" + SIZE_LINE)
-LARGE_CHUNK_AT_START = re.compile(SIZE_LINE)
-# Of one read only so many such lines are examined. It has room for few chunks of that size.
-MAX_EXAMINED_LINES = 64
 # Of a request line that comes in pieces only so many bytes are examined.
 MAX_SPLIT_LINE_BYTES = 1024
 MAX_PIPELINED = 16
-MIN_BODY_BYTES_PER_S = 1024
 # How often the speed of a body is checked.
 BODY_CHECK_S = 1.0
 # A refused client may send for this long before the connection is cut.
@@ -68,51 +61,11 @@ MAX_COMPARED = 64
 # Descriptors that clients never get: they are for other sockets, and for the files of a model that
 # is loaded.
 RESERVED_FDS = 40
-# In a request line the parser takes two spaces for one.
-TWO_SPACES = re.compile(rb"[\r\n]*[^\s]+ (?: |[^\s]+  )")
-# Source: RFC 3986, 3.2.2 and 3.2.3.
-HOST = re.compile(r"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)
 # A header for browsers: an answer has the content type that its head says.
 NO_SNIFFING = (
     b"x-content-type-options",
     b"nosniff",
 )
-OTHER_VERSION = 505, "only HTTP/1.1 and HTTP/1.0 are spoken here"
-LARGE_HEAD = 431, f"a request head has at most {MAX_HEAD_BYTES} bytes"
-
-
-class Refusal(Exception):
-    """This request is not served. The parser's callbacks raise it."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class Arrival(Struct):
-    """How much of a request has come."""
-
-    # All bytes that were passed to the parser.
-    num_fed_bytes: int = 0
-    num_head_bytes: int = 0
-    num_trailers: int = 0
-    num_chunks: int = 0
-    num_body_bytes: int = 0
-    # The time that the client had for its body so far.
-    body_s: float = 0.0
-
-
-class WebSocketLimits(Struct, frozen=True):
-    """What a WebSocket may cost."""
-
-    max_message_bytes: int
-    # What all WebSockets of this process may hold of messages that have come in part.
-    max_partial_bytes: int
-    # For one message, from its first byte to its last.
-    message_timeout_s: float
-    stall_timeout_s: float
-    # How often the server asks whether the client is there. It waits as long for the answer.
-    ping_s: float
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -155,6 +108,32 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_lingering = False
         # When the client sent something last. The loop tells the same time during one turn of it.
         self._last_read_s = 0.0
+
+    # What a subclass may change.
+
+    def is_leaving(self) -> bool:
+        """Whether each connection shall end with its next answer, so that its client connects to
+        another server.
+        """
+        return False
+
+    def websocket_at(self, path: str) -> type[Any] | None:
+        """Return the protocol of a WebSocket at this path, None where a client may open none."""
+        return None
+
+    def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
+        """Return the body of a refusal, and the lines of further headers."""
+        body = orjson.dumps({"error": str(refusal), "code": refusal.status}) + b"\n"
+        return body, ""
+
+    def note_refusal(self, refusal: Refusal) -> None:
+        """Log the refusal. No application sees this request, so a subclass counts it here too."""
+        peer = self.client[0] if self.client else "a client"
+        log.info(
+            "refused %s: %d %s", peer, refusal.status, refusal, extra={"status": refusal.status}
+        )
+
+    # Connections come.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -212,6 +191,8 @@ class GuardedProtocol(HttpToolsProtocol):
         is_busy = self._unanswered or self.transport.get_write_buffer_size()
         return not (is_busy or self.transport.is_closing())
 
+    # Bytes in.
+
     def data_received(self, data: bytes) -> None:
         self._last_read_s = time.monotonic()
         if self._refusal is not None or self._is_lingering:
@@ -264,9 +245,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
 
         self._line += data
-        if TWO_SPACES.match(self._line):
-            raise Refusal(400, "the words of a request line have one space between them")
-
+        check_line(self._line)
         is_whole = b"\n" in self._line.lstrip(b"\r\n")
         if is_whole or len(self._line) > MAX_SPLIT_LINE_BYTES:
             self._line = b""
@@ -279,13 +258,8 @@ class GuardedProtocol(HttpToolsProtocol):
         arrival.num_fed_bytes += num_bytes
         if self._part == "head":
             if arrival.num_fed_bytes > MAX_HEAD_BYTES:
-                raise Refusal(*LARGE_HEAD)
-
-            return
-
-        num_reported_bytes = arrival.num_head_bytes + arrival.num_body_bytes
-        num_reported_bytes += CHUNK_LINES_BYTES * arrival.num_chunks
-        if arrival.num_fed_bytes - num_reported_bytes > MAX_UNREPORTED_BYTES:
+                raise large_head()
+        elif arrival.has_many_unreported:
             # Its body is at fault, also if it has just come whole: no application has read it.
             self._part = "body"
             raise Refusal(
@@ -309,12 +283,9 @@ class GuardedProtocol(HttpToolsProtocol):
                 if self._begin_websocket(data[upgrade.args[0] :]):
                     return
 
-                head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
-                for name, value in self.headers:
-                    if name != b"upgrade":
-                        head += [name, b": ", value, b"\r\n"]
-
-                data = b"".join([*head, b"\r\n", data[upgrade.args[0] :]])
+                fields = [field for field in self.headers if field[0] != b"upgrade"]
+                head = head_bytes(self.parser.get_method(), self.url, fields)
+                data = head + data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
                 # uvicorn sets it too.
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -329,7 +300,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if not is_websocket or has_body or self._unanswered:
             return False
 
-        self._check_fields(fields)
+        check_fields(self.parser.get_http_version(), fields)
         self._complete_scope()
         is_get = self.scope["method"] == "GET" and self.scope["http_version"] == "1.1"
         protocol = self.websocket_at(self.scope["path"])
@@ -354,28 +325,19 @@ class GuardedProtocol(HttpToolsProtocol):
         self._set_timer(None)
         self.connections.discard(self)
         self.transport.set_protocol(websocket)
-        websocket.take_over(self.transport, self._head())
-        return True
-
-    def _head(self) -> bytes:
-        """Return the head of the request, as `_complete_scope` has read it."""
         target = self.scope["raw_path"]
         if self.scope["query_string"]:
             target += b"?" + self.scope["query_string"]
 
-        head = [b"GET ", target, b" HTTP/1.1\r\n"]
-        for name, value in self.headers:
-            head += [name, b": ", value, b"\r\n"]
-
-        return b"".join([*head, b"\r\n"])
+        websocket.take_over(self.transport, head_bytes(b"GET", target, self.headers))
+        return True
 
     def _parse(self, data: bytes) -> None:
         """Parse bytes, and announce a large chunk to the application as soon as its size has come.
 
-        The parser reports that a chunk begins, but not its size. So it first gets a line that may
-        be a size, without the line's last byte, and then that byte alone: if a chunk begins with
-        it, the line was a size, else a text in the body. A size that comes in two pieces is missed,
-        and its chunk counts as its bytes come.
+        The parser first gets a line that may be a size, without the line's last byte, and then that
+        byte alone: if a chunk begins with it, the line was a size, else a text in the body. The
+        chunk of a size that was missed counts as its bytes come.
 
         Raises HttpParserUpgrade with the offset from the beginning of `data`.
         """
@@ -389,23 +351,17 @@ class GuardedProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
             return
 
-        lines = list(islice(LARGE_CHUNK.finditer(data), MAX_EXAMINED_LINES))
-        if is_body:
-            first_line = LARGE_CHUNK_AT_START.match(data)
-            if first_line is not None:
-                lines.insert(0, first_line)
-
         begin = 0
         try:
-            for line in lines:
-                self.parser.feed_data(data[begin : line.end()])
-                begin = line.end()
+            for line in size_lines(data, begins_in_body=is_body):
+                self.parser.feed_data(data[begin : line.end])
+                begin = line.end
 
                 num_chunks_before = self._arrival.num_chunks
                 self.parser.feed_data(data[begin : begin + 1])
                 begin += 1
                 if self._arrival.num_chunks > num_chunks_before:
-                    self._announce(int(line["size"], 16))
+                    self._announce(line.size)
 
             if begin < len(data):
                 self.parser.feed_data(data[begin:])
@@ -420,6 +376,8 @@ class GuardedProtocol(HttpToolsProtocol):
         scope[NUM_ANNOUNCED] = self._arrival.num_body_bytes + num_bytes
         self.cycle.message_event.set()
 
+    # What the parser calls.
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._part = "head"
@@ -428,26 +386,18 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
-        self._count_head(len(url))
+        self._arrival.count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value) + 4)
+        self._arrival.count_head(len(name) + len(value) + 4)
         if self._part == "body":
             # A trailer must not pass for a field of the head.
-            self._arrival.num_trailers += 1
-            if self._arrival.num_trailers > MAX_FIELDS:
-                raise Refusal(431, f"a request has at most {MAX_FIELDS} trailer fields")
-
+            self._arrival.count_trailer()
             return
 
         super().on_header(name, value)
         if len(self.headers) > MAX_FIELDS:
             raise Refusal(431, f"a request has at most {MAX_FIELDS} header fields")
-
-    def _count_head(self, num_bytes: int) -> None:
-        self._arrival.num_head_bytes += num_bytes
-        if self._arrival.num_head_bytes > MAX_HEAD_BYTES:
-            raise Refusal(*LARGE_HEAD)
 
     def on_headers_complete(self) -> None:
         if self.parser.get_method() == b"CONNECT":
@@ -458,7 +408,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
 
         fields = Headers(raw=self.headers)
-        self._check_fields(fields)
+        check_fields(self.parser.get_http_version(), fields)
         self._complete_scope()
         self._part = "body"
         self._begin_request(int(fields.get("content-length", sys.maxsize)))
@@ -467,20 +417,10 @@ class GuardedProtocol(HttpToolsProtocol):
             raise Refusal(400, f"at most {MAX_PIPELINED} requests may wait on one connection")
 
     def _complete_scope(self) -> None:
-        """Fill the scope from the request line. Source of the forms of its target: RFC
-        9112, 3.2.
-        """
+        """Fill the scope from the request line."""
         method = self.parser.get_method().decode("ascii")
         url = httptools.parse_url(self.url)
-        if url.path == b"*":
-            status = 405 if method == "OPTIONS" else 400
-            raise Refusal(status, f"the request target must be a path, given * with {method}")
-
-        if url.schema is not None and url.schema.lower() not in (b"http", b"https"):
-            raise Refusal(400, "the request target must be a path, or a URL of http or https")
-
-        if url.fragment is not None or url.userinfo is not None:
-            raise Refusal(400, "the request target must have no fragment and no user")
+        check_target(method, url)
 
         # A URL may have none.
         path = url.path or b"/"
@@ -520,39 +460,8 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self.pipeline.appendleft((self.cycle, self.app))
 
-    def _check_fields(self, fields: Headers) -> None:
-        version = self.parser.get_http_version()
-        hosts = fields.getlist("host")
-        if version not in ("1.0", "1.1"):
-            raise Refusal(*OTHER_VERSION)
-
-        if len(hosts) > 1 or (not hosts and version == "1.1"):
-            raise Refusal(400, f"a request has exactly one Host field, this one {len(hosts)}")
-
-        if hosts and HOST.fullmatch(hosts[0]) is None:
-            raise Refusal(400, f"Host must be a name or an address, given {shorten(hosts[0])}")
-
-        codings = ", ".join(fields.getlist("transfer-encoding")).lower()
-        if version == "1.0" and codings:
-            raise Refusal(400, "HTTP/1.0 has no Transfer-Encoding")
-
-        # The end of the body can be found only if chunked is the last coding.
-        if codings not in ("", "chunked"):
-            status = 501 if codings.endswith("chunked") else 400
-            raise Refusal(status, f"Transfer-Encoding must be chunked, given {shorten(codings)}")
-
-        if any(value.lower() != "100-continue" for value in fields.getlist("expect")):
-            raise Refusal(417, "the only expectation that can be met is 100-continue")
-
     def on_chunk_header(self) -> None:
-        self._arrival.num_chunks += 1
-        max_chunks = max(MAX_CHUNKS, 1 + self._arrival.num_body_bytes // LARGE_CHUNK_BYTES)
-        if self._arrival.num_chunks > max_chunks:
-            raise Refusal(
-                400,
-                f"a body has at most {MAX_CHUNKS} chunks, "
-                f"or one for each {LARGE_CHUNK_BYTES} bytes",
-            )
+        self._arrival.count_chunk()
 
     def on_body(self, body: bytes) -> None:
         self._arrival.num_body_bytes += len(body)
@@ -565,6 +474,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
         self._part = "start"
         super().on_message_complete()
+
+    # Deadlines.
 
     def _set_deadline(self) -> None:
         """Set the deadline of the head or the body that comes next. Called after each read."""
@@ -605,8 +516,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self.flow.read_paused and not self.cycle.waiting_for_100_continue:
             arrival.body_s += BODY_CHECK_S
 
-        num_due_bytes = MIN_BODY_BYTES_PER_S * arrival.body_s
-        is_slow = arrival.body_s > self.slow_start_s and arrival.num_body_bytes < num_due_bytes
+        is_slow = arrival.body_s > self.slow_start_s and arrival.is_slow
         if is_slow or arrival.body_s >= self.body_timeout_s:
             self._refuse(
                 Refusal(408, f"the request body came too slowly, it has {self.body_timeout_s:g} s")
@@ -614,7 +524,7 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self._set_timer(self._check_body_speed, BODY_CHECK_S)
 
-    # Bytes out.
+    # Answers and refusals.
 
     def pause_writing(self) -> None:
         """Note that the client reads too slowly. If it reads nothing for `stall_timeout_s`, the
@@ -675,28 +585,6 @@ class GuardedProtocol(HttpToolsProtocol):
         )
         self.transport.write(STATUS_LINE[refusal.status] + head.encode() + body)
         self._linger(LINGER_S)
-
-    def is_leaving(self) -> bool:
-        """Whether each connection shall end with its next answer, so that its client connects to
-        another server.
-        """
-        return False
-
-    def websocket_at(self, path: str) -> type[Any] | None:
-        """Return the protocol of a WebSocket at this path, None where a client may open none."""
-        return None
-
-    def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
-        """Return the body of a refusal, and the lines of further headers."""
-        body = orjson.dumps({"error": str(refusal), "code": refusal.status}) + b"\n"
-        return body, ""
-
-    def note_refusal(self, refusal: Refusal) -> None:
-        """Log the refusal. No application sees this request, so a subclass counts it here too."""
-        peer = self.client[0] if self.client else "a client"
-        log.info(
-            "refused %s: %d %s", peer, refusal.status, refusal, extra={"status": refusal.status}
-        )
 
     def _linger(self, linger_s: float) -> None:
         """Read on for so long, then close. To close with unread bytes would reset the connection,
@@ -767,6 +655,6 @@ def _refusal_of(error: Exception) -> Refusal:
             return cause
 
     if "Invalid HTTP version" in str(error) or "PRI" in str(error):
-        return Refusal(*OTHER_VERSION)
+        return other_version()
 
     return Refusal(400, "this is no HTTP/1.1 request")

@@ -1,5 +1,5 @@
-"""Headers that tell a proxy what a refusal means: whether another server may take the request at
-once.
+"""Refusals: requests that this server does not take, and the headers that tell a proxy whether
+another server may take them at once.
 
 The two that begin with `x-envoy` are for Envoy. At the first it sends this request to no other
 server; at the second it sends no more requests to this server until a health check succeeds.
@@ -15,6 +15,14 @@ OF_REFUSALS: Mapping[type[LmiError], Mapping[str, str]] = {
     Overloaded: {REFUSAL: Overloaded.label, "x-envoy-overloaded": "true"},
     Draining: {REFUSAL: Draining.label, "x-envoy-immediate-health-check-fail": "true"},
 }
+
+
+class Refusal(Exception):
+    """A request that breaks a rule of HTTP or a limit, so that no application sees it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def refusal_headers(error: LmiError) -> dict[str, str]:

@@ -19,8 +19,8 @@ from uvicorn.server import ServerState
 from websockets.frames import CloseCode, Frame
 from websockets.server import ServerProtocol
 
-from lmi.http.protocol import WebSocketLimits
 from lmi.http.stalls import ReaderWatch
+from lmi.http.websocket_limits import WebSocketLimits
 
 # A message has at most MAX_FRAMES, or one for each LARGE_FRAME_BYTES that have come.
 MAX_FRAMES = 1024

@@ -27,7 +27,8 @@ from uvicorn_worker import UvicornWorker  # type: ignore[import-untyped]
 # It is imported before the fork, so that all workers share its code.
 import lmi.server.app
 import lmi.shared.log
-from lmi.http.protocol import GuardedProtocol, Refusal
+from lmi.http.protocol import GuardedProtocol
+from lmi.http.refusals import Refusal
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import describe, explain
 from lmi.shared import linux, processes, signals

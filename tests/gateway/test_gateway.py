@@ -24,7 +24,7 @@ from hypothesis import given, settings, strategies as st
 
 from lmi.gateway.eventstream import failure, part
 from lmi.gateway.worker import error_of
-from lmi.http.protocol import Refusal
+from lmi.http.refusals import Refusal
 from tests import machine
 from tests.gateway.gateways import (
     READY,

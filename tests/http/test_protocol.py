@@ -21,14 +21,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from lmi.http.protocol import (
-    LARGE_CHUNK_BYTES,
-    MAX_CHUNKS,
-    MAX_FIELDS,
-    MAX_HEAD_BYTES,
-    MAX_PIPELINED,
-    GuardedProtocol,
-)
+from lmi.http.arrival import LARGE_CHUNK_BYTES, MAX_CHUNKS, MAX_FIELDS
+from lmi.http.protocol import MAX_PIPELINED, GuardedProtocol
+from lmi.http.request_head import MAX_HEAD_BYTES
 from tests.machine import measurements
 from tests.scripted import wait_until
 
