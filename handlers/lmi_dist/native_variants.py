@@ -3,6 +3,7 @@
 This module imports none of the engine's libraries.
 """
 
+import functools
 import platform
 from pathlib import Path
 
@@ -29,8 +30,19 @@ X86_64_V4 = X86_64_V3 | {
     "avx512vl",
 }
 X86_64_V4_BF16 = X86_64_V4 | {"avx512_bf16"}
+X86_64_V4_AMX = X86_64_V4_BF16 | {
+    "amx_bf16",
+    "amx_int8",
+    "amx_tile",
+    "avx512_vnni",
+}
 # Those that multiply weights in bfloat16 by activations that are rounded to bfloat16.
-ROUNDING_VARIANTS = frozenset({"x86-64-v4-bf16"})
+ROUNDING_VARIANTS = frozenset({"x86-64-v4-amx", "x86-64-v4-bf16"})
+# Linux gives a process the registers of AMX when it asks: arch_prctl, by its number, with a request
+# and the number of the registers' state.
+ARCH_PRCTL = 158
+ARCH_REQ_XCOMP_PERM = 0x1023
+XFEATURE_XTILEDATA = 18
 
 
 def library_file(variant: str, folder: Path = LIBRARIES) -> Path:
@@ -45,7 +57,10 @@ def built_variants(folder: Path = LIBRARIES) -> list[str]:
 
 
 def variant_here() -> str | None:
-    """The variant that this CPU takes, or None where there is none for it."""
+    """The variant that this CPU takes, or None where there is none for it.
+
+    Where that is the one with AMX, the process may use AMX from then on.
+    """
     if platform.system() != "Linux":
         return None
 
@@ -61,7 +76,21 @@ def variant_here() -> str | None:
             flags = line.partition(":")[2]
             break
 
-    return variant_of(platform.machine(), frozenset(flags.split()))
+    features = frozenset(flags.split())
+    if "amx_tile" in features and not _may_use_amx():
+        features -= {"amx_tile"}
+
+    return variant_of(platform.machine(), features)
+
+
+@functools.cache
+def _may_use_amx() -> bool:
+    """Ask Linux for the registers of AMX. A sandbox may refuse them."""
+    # Most processes have no other use for it.
+    import ctypes
+
+    syscall = ctypes.CDLL(None).syscall
+    return bool(syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0)
 
 
 def variant_of(machine: str, flags: frozenset[str]) -> str | None:
@@ -71,6 +100,9 @@ def variant_of(machine: str, flags: frozenset[str]) -> str | None:
 
     if machine != "x86_64":
         return None
+
+    if flags >= X86_64_V4_AMX:
+        return "x86-64-v4-amx"
 
     if flags >= X86_64_V4_BF16:
         return "x86-64-v4-bf16"

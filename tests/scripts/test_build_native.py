@@ -16,7 +16,7 @@ from handlers.lmi_dist.native_variants import variant_here
 from tests.scripts.kernels import SOURCE, build_native, write_source
 
 VARIANTS = {
-    "x86_64": ["x86-64-v3", "x86-64-v4", "x86-64-v4-bf16"],
+    "x86_64": ["x86-64-v3", "x86-64-v4", "x86-64-v4-bf16", "x86-64-v4-amx"],
     "aarch64": ["aarch64"],
 }[platform.machine()]
 RUNTIMES = ("libasan.so", "libubsan.so", "libstdc++.so.6")

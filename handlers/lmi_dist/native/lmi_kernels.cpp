@@ -195,7 +195,8 @@ int rows_per_linear(const Run& run, const Op& op) {
     const int num_rows = run.num_rows(op.output);
     const int64_t fitting = INPUT_BYTES / (sizeof(float) * op.weight->num_in) / MR * MR;
     const int64_t most = std::min<int64_t>(std::max<int64_t>(fitting, MR), MAX_LINEAR_ROWS);
-    return divide_up(num_rows, divide_up(num_rows, most));
+    const int num_items = divide_up(num_rows, divide_up(most, ROW_TILE) * ROW_TILE);
+    return divide_up(divide_up(num_rows, num_items), ROW_TILE) * ROW_TILE;
 }
 
 int num_linear_items(const Run& run, const Op& op) {
@@ -596,6 +597,10 @@ struct Phases {
             while (finished < count && phases[finished].is_small()) phases[finished++].join(run);
             progress.set(finished);
         }
+
+#if defined(__AMX_TILE__)
+        release_tiles();
+#endif
     }
 };
 

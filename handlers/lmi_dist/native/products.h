@@ -8,7 +8,8 @@
 // order. A sum of integers is exact within a group of inputs, and groups are added in order. So the bits of a row depend on
 // that row only, whatever rows, panels, threads or widths of vectors do the work. Widths of vectors and the number of
 // rows in a tile are the only things that differ between CPUs, but for one: with MULTIPLIES_PAIRS weights in BF16 are
-// multiplied by inputs that are rounded to bfloat16, elsewhere by the inputs as they are.
+// multiplied by inputs that are rounded to bfloat16, elsewhere by the inputs as they are. Vectors and tiles of AMX add
+// up such products in different orders.
 #pragma once
 
 #include <algorithm>
@@ -28,6 +29,7 @@
 
 #include "lmi_kernels.h"
 #include "pool.h"
+#include "tiles.h"
 
 namespace lmi {
 
@@ -49,6 +51,12 @@ constexpr int MR = 12;
 constexpr bool MULTIPLIES_PAIRS = true;
 #else
 constexpr bool MULTIPLIES_PAIRS = false;
+#endif
+// Items of many rows have a multiple of so many: the rows of the CPU's tiles.
+#if defined(__AMX_TILE__)
+constexpr int ROW_TILE = TILE;
+#else
+constexpr int ROW_TILE = 1;
 #endif
 // The output channels of a panel.
 constexpr int NR = 2 * VL;
@@ -267,7 +275,7 @@ struct FloatTile {
 
 // ---- Tiles in pairs of bfloat16 -------------------------------------------------------------------------------------
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
 // (num_pairs, NR) words: the first input of a pair in the lower half.
 struct PairTile {
     static constexpr int ROWS = MR;
@@ -707,7 +715,153 @@ struct Multiply {
 template <class Tile>
 constexpr Multiply by = {product_by<Tile>, product_of_one_by<Tile>};
 
+#if defined(__AMX_TILE__)
+// ---- Products by the CPU's tiles -------------------------------------------------------------------------------------
+
+// Of pairs of bfloat16, in panels of (num_pairs, NR) words, with any number of rows: what tiles add up has other bits
+// than the sums of vectors.
+struct PairTiles {
+    static constexpr int STEP = 4 * NR;
+    static constexpr int MAX_ROWS = 2 * TILE;
+
+    static void rows(const Panels& panels, int panel, const Rows& rows, int num_rows, Next next, float* out) {
+        const char* data = panel_of(panels, panel);
+        const int64_t stride = num_pairs(rows.stride) * 4;
+        const char* x = static_cast<const char*>(rows.pairs);
+        const int pairs = num_pairs(panels.num_in);
+        for (int row = 0; row < num_rows; row += MAX_ROWS) {
+            const int count = std::min(num_rows - row, MAX_ROWS);
+            multiply(data, pairs, x + row * stride, stride, count, row ? nullptr : next.at, out + row * NR);
+        }
+    }
+
+    static void one(const Panels& panels, int panel, int count, const Rows& row, Next next, float* out) {
+        const char* data = panel_of(panels, panel);
+        const int64_t bytes = panel_bytes(panels.num_in, panels.format);
+        const char* x = static_cast<const char*>(row.pairs);
+        const int pairs = num_pairs(panels.num_in);
+        for (int i = 0; i < count; i++)
+            multiply(data + i * bytes, pairs, x, pairs * 4, 1, next.at + i * next.apart, out + i * NR);
+    }
+
+    // `out` (num_rows, NR), of 1 to MAX_ROWS rows. `next` may be null.
+    static void multiply(const char* panel, int pairs, const char* x, int64_t stride, int num_rows, const char* next,
+                         float* out) {
+        configure_tiles(num_rows);
+        if (num_rows > TILE)
+            multiply_by<true>(panel, pairs, x, stride, num_rows, next, out);
+        else
+            multiply_by<false>(panel, pairs, x, stride, num_rows, next, out);
+    }
+
+    template <bool HAS_SECOND>
+    static void multiply_by(const char* panel, int pairs, const char* x, int64_t stride, int num_rows,
+                            const char* next, float* out) {
+        clear_tile<0>();
+        clear_tile<1>();
+        if (HAS_SECOND) {
+            clear_tile<2>();
+            clear_tile<3>();
+        }
+
+        const int whole = pairs / TILE * TILE;
+        for (int k = 0; k < whole; k += TILE) {
+            add_step<HAS_SECOND>(panel + k * STEP, x + k * 4, stride);
+            if (next) prefetch<TILE * STEP, false>(next + k * STEP);
+        }
+
+        if (whole < pairs) {
+            // Behind the last pair come zeros, whatever lies there in memory.
+            alignas(64) char weights[TILE * STEP] = {};
+            alignas(64) char inputs[MAX_ROWS * TILE_ROW_BYTES] = {};
+            std::memcpy(weights, panel + whole * STEP, (pairs - whole) * STEP);
+            for (int row = 0; row < num_rows; row++)
+                std::memcpy(inputs + row * TILE_ROW_BYTES, x + row * stride + whole * 4, (pairs - whole) * 4);
+
+            add_step<HAS_SECOND>(weights, inputs, TILE_ROW_BYTES);
+        }
+
+        store_tile<0>(out, 4 * NR);
+        store_tile<1>(out + VL, 4 * NR);
+        if (HAS_SECOND) {
+            store_tile<2>(out + TILE * NR, 4 * NR);
+            store_tile<3>(out + TILE * NR + VL, 4 * NR);
+        }
+    }
+
+    // The products of TILE pairs.
+    template <bool HAS_SECOND>
+    static void add_step(const char* weights, const char* x, int64_t stride) {
+        load_tile<4>(x, stride);
+        load_tile<6>(weights, STEP);
+        load_tile<7>(weights + 4 * VL, STEP);
+        add_pair_products<0, 4, 6>();
+        add_pair_products<1, 4, 7>();
+        if (HAS_SECOND) {
+            load_tile<5>(x + TILE * stride, stride);
+            add_pair_products<2, 5, 6>();
+            add_pair_products<3, 5, 7>();
+        }
+    }
+};
+
+// Of INT8: whole tiles of rows. The others are left to vectors, which have the same integers and so the same bits. The
+// formats of 4 and 8 bits by 16 have no tiles: their groups are so small that to scale the sums takes most of the time.
+struct Int8Tiles {
+    static void rows(const Panels& panels, int panel, const Rows& rows, int num_rows, Next next, float* out) {
+        const int whole = num_rows / TILE * TILE;
+        if (whole) configure_tiles(2 * TILE);
+        const char* data = panel_of(panels, panel);
+        for (int row = 0; row < whole; row += TILE)
+            for (int j = 0; j < 2; j++) multiply(panels, data, rows, row, j, out + row * NR + j * VL);
+
+        if (whole == num_rows) return;
+        const int64_t groups = num_groups(panels.num_in);
+        Rows rest = rows;
+        rest.integers = static_cast<const uint8_t*>(rows.integers) + whole * groups * GROUP;
+        rest.scales = rows.scales + whole * groups;
+        product_by<Int8Tile<VnniDot>>(panels, panel, rest, num_rows - whole, next, out + whole * NR);
+    }
+
+    // TILE rows times the channels of one vector.
+    static void multiply(const Panels& panels, const char* panel, const Rows& rows, int row, int j, float* out) {
+        const int64_t groups = num_groups(panels.num_in);
+        const uint8_t* x = static_cast<const uint8_t*>(rows.integers) + row * groups * GROUP;
+        const float* scales = rows.scales + row * groups;
+        // Tiles fill one while vectors read the other.
+        alignas(64) int32_t sums[2][TILE * VL];
+        Vec totals[TILE] = {};
+        for (int g = 0; g < groups; g++) {
+            const char* group = panel + g * GROUP_BYTES;
+            clear_tile<0>();
+            load_tile<4>(x + g * GROUP, groups * GROUP);
+            load_tile<6>(group + j * 4 * VL, 4 * NR);
+            add_byte_products<0, 4, 6>();
+            store_tile<0>(sums[g % 2], 4 * VL);
+
+            const Ints word = ints(group + GROUP * NR + j * 4 * VL);
+            const Ints start = (word << 16 >> 16) * -VnniDot::EXCESS;
+            const Vec scale = upper_half(word);
+            UNROLLED for (int m = 0; m < TILE; m++) {
+                const Ints sum = ints(sums[g % 2] + m * VL) + start;
+                totals[m] += __builtin_convertvector(sum, Vec) * splat(scales[m * groups + g]) * scale;
+            }
+        }
+
+        UNROLLED for (int m = 0; m < TILE; m++) vec(out + m * NR) = totals[m];
+    }
+};
+
+constexpr Multiply by_pair_tiles = {PairTiles::rows, PairTiles::one};
+constexpr Multiply by_int8_tiles = {Int8Tiles::rows, product_of_one_by<Int8Tile<VnniDot>>};
+#endif
+
+// ---- Products of each format ----------------------------------------------------------------------------------------
+
 inline const Multiply& int8_multiply() {
+#if defined(__AMX_TILE__)
+    return by_int8_tiles;
+#endif
 #if defined(__x86_64__)
     static const bool has_vnni = VnniDot::is_supported();
     if (has_vnni) return by<Int8Tile<VnniDot>>;
@@ -737,7 +891,9 @@ inline const Multiply& small_multiply(int format) {
 inline const Multiply& multiply(int format) {
     if (is_small(format)) return small_multiply(format);
     if (format == LMI_INT8) return int8_multiply();
-#if defined(__AVX512BF16__)
+#if defined(__AMX_TILE__)
+    if (format == LMI_BF16) return by_pair_tiles;
+#elif defined(__AVX512BF16__)
     if (format == LMI_BF16) return by<PairTile>;
 #endif
     return format == LMI_F32 ? by<FloatTile<Float32Weights>> : by<FloatTile<BFloat16Weights>>;

@@ -30,6 +30,13 @@ SOURCES = sorted([*NATIVE.glob("*.h"), *NATIVE.glob("*.cpp")])
 # What a variant is compiled for, where its name does not say it.
 INSTRUCTIONS = {
     "x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512bf16"),
+    "x86-64-v4-amx": (
+        "-march=x86-64-v4",
+        "-mavx512bf16",
+        "-mamx-tile",
+        "-mamx-int8",
+        "-mamx-bf16",
+    ),
     "aarch64": ("-march=armv8.2-a",),
 }
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden")
@@ -49,7 +56,7 @@ def variants() -> list[str]:
     if platform.machine() != "x86_64" or "LMI_NATIVE_LIBRARY" in os.environ:
         return [best]
 
-    levels = ["x86-64-v4-bf16", "x86-64-v4", "x86-64-v3"]
+    levels = ["x86-64-v4-amx", "x86-64-v4-bf16", "x86-64-v4", "x86-64-v3"]
     return levels[levels.index(best) :]
 
 

@@ -10,7 +10,8 @@ static const lmi::Multiply& multiply(int format, int is_plain) {
 
 EXPORT int panel_width() { return lmi::NR; }
 
-EXPORT int multiplies_pairs() { return lmi::MULTIPLIES_PAIRS; }
+// How pairs are multiplied: 0: not at all, 1: by vectors, 2: by tiles.
+EXPORT int way_of_pairs() { return lmi::MULTIPLIES_PAIRS ? lmi::ROW_TILE > 1 ? 2 : 1 : 0; }
 
 EXPORT int64_t packed_bytes(int num_out, int num_in, int format) { return lmi::packed_bytes(num_out, num_in, format); }
 

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from handlers.lmi_dist.native_variants import variant_here
+from tests.handlers.lmi_dist.native.builds import variants
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
@@ -104,7 +104,11 @@ class Products:
 
     def rounds(self, format: int) -> bool:
         """Whether inputs are rounded to bfloat16."""
-        return format == BF16 and bool(self.library.multiplies_pairs())
+        return format == BF16 and self.library.way_of_pairs() > 0
+
+    def way(self, format: int) -> int:
+        """Builds that go the same way give the same bits."""
+        return self.library.way_of_pairs() if format == BF16 else 0
 
     def pack(self, weight: Tensor, format: int) -> Packed:
         num_out, num_in = weight.shape
@@ -154,11 +158,14 @@ def targets() -> list[str]:
         return ["-march=armv8.2-a"]
 
     widths = ["-march=x86-64-v2 -mfma", "-march=x86-64-v3"]
-    if variant_here() in ("x86-64-v4", "x86-64-v4-bf16"):
-        widths.append("-march=x86-64-v4")
-
-    if variant_here() == "x86-64-v4-bf16":
-        widths.append("-march=x86-64-v4 -mavx512bf16")
+    further = {
+        "x86-64-v4": "-march=x86-64-v4",
+        "x86-64-v4-bf16": "-march=x86-64-v4 -mavx512bf16",
+        "x86-64-v4-amx": "-march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16",
+    }
+    for variant, flags in further.items():
+        if variant in variants():
+            widths.append(flags)
 
     return widths
 
@@ -288,12 +295,12 @@ def test_a_row_has_the_same_bits_by_itself_in_any_batch_and_in_every_build(
 ) -> None:
     x = draw(num_rows, num_in)
     weight = draw(num_out, num_in, seed=1)
-    expected_by_rounding: dict[bool, Tensor] = {}
+    expected_by_way: dict[int, Tensor] = {}
     for products in builds:
         packed = products.pack(weight, format)
         input = products.input(x)
         product = bits(products.multiply(packed, input))
-        expected = expected_by_rounding.setdefault(products.rounds(format), product)
+        expected = expected_by_way.setdefault(products.way(format), product)
         assert torch.equal(product, expected)
 
         for row in range(num_rows):

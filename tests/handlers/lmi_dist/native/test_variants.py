@@ -9,6 +9,7 @@ import pytest
 from handlers.lmi_dist.native_variants import (
     X86_64_V3,
     X86_64_V4,
+    X86_64_V4_AMX,
     X86_64_V4_BF16,
     describe_kernels,
     library_file,
@@ -19,6 +20,8 @@ from handlers.lmi_dist.native_variants import (
 @pytest.mark.parametrize(
     ("machine", "flags", "variant"),
     [
+        ("x86_64", X86_64_V4_AMX, "x86-64-v4-amx"),
+        ("x86_64", X86_64_V4_AMX - {"amx_tile"}, "x86-64-v4-bf16"),
         ("x86_64", X86_64_V4_BF16 | {"amx_tile"}, "x86-64-v4-bf16"),
         ("x86_64", X86_64_V4 | {"avx_vnni"}, "x86-64-v4"),
         ("x86_64", X86_64_V4_BF16 - {"avx512vl"}, "x86-64-v3"),
