@@ -17,9 +17,9 @@ from lmi.gateway import eventstream
 from lmi.gateway.async_invocations import AsyncInvocations
 from lmi.gateway.async_job import AsyncJob
 from lmi.gateway.async_queue import AsyncQueue
+from lmi.gateway.aws_endpoint import AwsEndpoint, EndpointTable
 from lmi.gateway.bearer_tokens import BearerTokens
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
-from lmi.gateway.endpoints import AwsEndpoint, Endpoints, EndpointTable
 from lmi.gateway.errors import (
     AwsError,
     aws_error,
@@ -31,6 +31,7 @@ from lmi.gateway.errors import (
 from lmi.gateway.exchange import AwsExchange
 from lmi.gateway.members import COMPONENT_NAME, PREFIX
 from lmi.gateway.model_store import ModelStore
+from lmi.gateway.named_endpoints import NamedEndpoints
 from lmi.gateway.request_prefix import RequestPrefix
 from lmi.gateway.routing_target import MAX_ATTEMPTS, Destination, RoutingTarget, is_refusal
 from lmi.gateway.settings import GatewaySettings
@@ -443,7 +444,7 @@ def _warn_of_large_head(response: ContainerResponse) -> None:
 def _endpoints(settings: GatewaySettings, answers: Answers) -> EndpointTable:
     """Return the endpoints that flags name, or those that clients create."""
     if settings.control_dir is None:
-        return Endpoints(settings.endpoints, settings.components)
+        return NamedEndpoints(settings.endpoints, settings.components)
 
     # Who does not switch it on does not import it.
     from lmi.gateway.control.http import ControlledEndpoints

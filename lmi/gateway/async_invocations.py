@@ -19,8 +19,8 @@ import msgspec
 
 from lmi.gateway.async_job import TIMEOUT_S, AsyncJob
 from lmi.gateway.async_queue import AsyncQueue
+from lmi.gateway.aws_endpoint import TIMED_OUT, AwsEndpoint, EndpointTable
 from lmi.gateway.container import ContainerFault, OutOfTime, Unreachable
-from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint, EndpointTable
 from lmi.gateway.errors import AwsError, invalid, too_large, unavailable
 from lmi.gateway.exchange import AwsExchange
 from lmi.gateway.members import PREFIX

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from lmi.gateway.container import Container
-from lmi.gateway.endpoints import ANY
 from lmi.gateway.eventstream import AsIs, Parts, parse_parts
 from lmi.gateway.members import ENDPOINT_NAME
+from lmi.gateway.named_endpoints import ANY
 from lmi.gateway.stores import S3_SCHEME, parse_s3
 from lmi.settings.option import docstrings
 

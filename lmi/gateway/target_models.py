@@ -17,10 +17,11 @@ from typing import TypeVar
 
 import msgspec
 
+from lmi.gateway.aws_endpoint import AwsEndpoint, CalledContainer
 from lmi.gateway.container import ContainerFault
-from lmi.gateway.endpoints import ANY, AwsEndpoint, CalledContainer
 from lmi.gateway.errors import AwsError, invalid, model_error
 from lmi.gateway.model_store import NAME_CHARS, LoadFailed, ModelStore
+from lmi.gateway.named_endpoints import ANY
 from lmi.gateway.threads import run_in_thread
 from lmi.http.exchange import Header
 

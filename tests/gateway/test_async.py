@@ -18,8 +18,9 @@ from botocore.exceptions import ClientError
 from lmi.gateway.async_invocations import EXPIRED, STOPPED, AsyncInvocations
 from lmi.gateway.async_job import AsyncJob
 from lmi.gateway.async_queue import AsyncQueue
-from lmi.gateway.endpoints import ANY, TIMED_OUT, Endpoints
+from lmi.gateway.aws_endpoint import TIMED_OUT
 from lmi.gateway.errors import AwsError
+from lmi.gateway.named_endpoints import ANY, NamedEndpoints
 from lmi.gateway.stores import Answers, Inputs
 from tests.gateway.gateways import (
     Gateway,
@@ -327,7 +328,11 @@ class Queue:
     def __init__(self, url: str, folder: Path) -> None:
         self._answers = Answers(str(folder), {})
         self.invocations = AsyncInvocations(
-            Endpoints({ANY: url}, {}), Inputs(None), self._answers, AsyncQueue(None), max_running=4
+            NamedEndpoints({ANY: url}, {}),
+            Inputs(None),
+            self._answers,
+            AsyncQueue(None),
+            max_running=4,
         )
 
     async def add(self, name: str, ttl_s: float = 60.0) -> None:

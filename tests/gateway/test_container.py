@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lmi.gateway.container import Container, OutOfTime, ResponseCut, Unreachable
-from lmi.gateway.endpoints import WatchedContainer
+from lmi.gateway.watched_container import WatchedContainer
 from tests.gateway.gateways import ScriptedContainer, Talk, chunked, scripted, then_silent, whole
 from tests.system.container import free_port
 
@@ -180,14 +180,14 @@ def test_an_endpoint_is_out_of_service_some_time_after_its_container_is_gone() -
     async def describe(container: ScriptedContainer) -> list[str]:
         watched = WatchedContainer(container.url)
         watched.out_of_service_s = 0.3
-        statuses = [(await watched.status())[0]]
+        statuses = [(await watched.state()).status]
         # The connection ends without an answer
         container.ping = lambda talk: None
-        statuses.append((await watched.status())[0])
+        statuses.append((await watched.state()).status)
         await asyncio.sleep(0.4)
-        statuses.append((await watched.status())[0])
+        statuses.append((await watched.state()).status)
         container.ping = whole(b"")
-        return [*statuses, (await watched.status())[0]]
+        return [*statuses, (await watched.state()).status]
 
     with scripted(whole(b"")) as container:
         assert asyncio.run(describe(container)) == [

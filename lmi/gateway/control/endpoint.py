@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from lmi.gateway.aws_endpoint import AwsEndpoint
 from lmi.gateway.control.component import ComponentLife
 from lmi.gateway.control.definition import Definitions
 from lmi.gateway.control.fleet import Fleet
@@ -29,7 +30,6 @@ from lmi.gateway.control.resources import (
 )
 from lmi.gateway.control.store import ResourceTable
 from lmi.gateway.control.strategy import Strategy, strategy_of
-from lmi.gateway.endpoints import AwsEndpoint
 from lmi.gateway.errors import ACCOUNT, AwsError, invalid as invalid_invocation
 
 NEEDS_COMPONENT = (

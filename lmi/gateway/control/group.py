@@ -8,6 +8,7 @@ from pathlib import Path
 
 import orjson
 
+from lmi.gateway.aws_endpoint import EndpointState
 from lmi.gateway.container import Container, ContainerFault, Unreachable
 from lmi.gateway.control.definition import Definitions, Launch
 from lmi.gateway.control.instance import Instance, InstanceFailed
@@ -205,9 +206,9 @@ class GroupContainer:
         except Unreachable as fault:
             raise unavailable(f"{self.url}: {fault}") from None
 
-    async def status(self) -> tuple[str, str]:
-        """Return AWS's EndpointStatus, and why it failed."""
-        return self._status, ""
+    async def state(self) -> EndpointState:
+        """Return the state of the endpoint."""
+        return EndpointState(self._status)
 
     def lease(self, prefix: RequestPrefix | None = None) -> AbstractContextManager[Container]:
         """Lease the container of the instance that the strategy chooses. Raises Unreachable if none

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from lmi.errors import shorten
+from lmi.gateway.aws_endpoint import AwsEndpoint
 from lmi.gateway.control import destinations, routers
 from lmi.gateway.control.operations import OPERATIONS
 from lmi.gateway.control.plane import Plane
 from lmi.gateway.control.service_model import TARGET_PREFIX, Members, ServiceModel
-from lmi.gateway.endpoints import AwsEndpoint
 from lmi.gateway.errors import AwsError
 from lmi.gateway.members import ENDPOINT_NAME, ROUTER_NAME
 from lmi.gateway.routing_target import Destination, RoutingTarget

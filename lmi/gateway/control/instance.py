@@ -13,7 +13,7 @@ import orjson
 
 from lmi.errors import PortUnavailable, cause_line
 from lmi.gateway.control.definition import Launch
-from lmi.gateway.endpoints import WatchedContainer
+from lmi.gateway.watched_container import WatchedContainer
 from lmi.shared.processes import describe_exit
 
 HOST = "127.0.0.1"
@@ -132,11 +132,11 @@ class Instance:
         """
         assert self._process is not None
         while self._process.returncode is None:
-            status, reason = await self.container.status()
-            if status == "Failed":
-                raise InstanceFailed(reason)
+            state = await self.container.state()
+            if state.status == "Failed":
+                raise InstanceFailed(state.failure_reason)
 
-            if status == "InService":
+            if state.status == "InService":
                 return True
 
             await asyncio.sleep(POLL_S)
