@@ -14,8 +14,6 @@ from lmi.gateway.control.instance import InstanceFailed
 from lmi.gateway.control.life import ResourceLife
 from lmi.gateway.control.resources import (
     CREATING,
-    DELETING,
-    FAILED,
     IN_SERVICE,
     UPDATING,
     ComponentResource,
@@ -83,24 +81,13 @@ class ComponentLife(ResourceLife[ComponentResource]):
 
         self._begin(self._resize(group, num_copies))
 
-    def delete(self) -> None:
-        """Begin to delete the component. Raises AwsError while it is changed."""
-        self._check_may_change(is_deletion=True)
-        self._accept(DELETING)
-        self._begin(self._delete())
-
-    def restore(self) -> None:
-        """Begin to bring the component back that a former gateway had."""
-        resource = self.resource
-        if resource.status == DELETING:
-            self._table.remove_soon(self.name)
-        elif resource.status != FAILED:
-            self._note(CREATING if resource.status == CREATING else UPDATING)
-            self._begin(self._restore())
+    def _resume(self, status: str) -> None:
+        self._note(CREATING if status == CREATING else UPDATING)
+        self._begin(self._restore())
 
     async def close(self) -> None:
         """End its containers, and leave its resource as it is."""
-        await self._end_change()
+        await super().close()
         if self._group is not None:
             await self._group.stop()
 
@@ -168,14 +155,12 @@ class ComponentLife(ResourceLife[ComponentResource]):
 
         self._note(IN_SERVICE, num_copies=num_copies)
 
-    async def _delete(self) -> None:
+    async def _end(self) -> None:
         if self.resource.base:
             await self._remove_adapter()
         elif self._group is not None:
             await self._group.stop()
             self._group = None
-
-        self._table.remove_soon(self.name)
 
     async def _settle(self, group: InstanceGroup) -> None:
         """Start the copies. Raises InstanceFailed, and none is left then."""

@@ -33,7 +33,7 @@ def create(plane: Plane, members: Members, region: str) -> Members:
         num_copies=(members.get("RuntimeConfig") or {}).get("CopyCount", 1),
         base=base,
     )
-    plane.component(component.name).create(component)
+    plane.components.life(component.name).create(component)
     return component.described(COMPONENT)
 
 
@@ -64,7 +64,7 @@ def update(plane: Plane, members: Members, region: str) -> Members:
             container=_container(plane, specification, region),
             num_copies=num_copies,
         )
-        plane.component(component.name).update(changed)
+        plane.components.life(component.name).update(changed)
     else:
         _resize(plane, component, num_copies)
 
@@ -86,7 +86,7 @@ def delete(plane: Plane, members: Members, region: str) -> Members:
                 f"deleted first."
             )
 
-    plane.component(component.name).delete()
+    plane.components.life(component.name).delete()
     return {}
 
 
@@ -94,7 +94,7 @@ def _resize(plane: Plane, component: ComponentResource, num_copies: int) -> None
     if component.base:
         raise invalid("An adapter has the copies of its base component, and no CopyCount.")
 
-    plane.component(component.name).resize(num_copies)
+    plane.components.life(component.name).resize(num_copies)
 
 
 def _specification(members: Members) -> Members:
@@ -137,7 +137,7 @@ def _container(plane: Plane, specification: Members, region: str) -> Members:
 
 
 def _described(plane: Plane, component: ComponentResource, region: str) -> Members:
-    life: ComponentLife = plane.component(component.name)
+    life: ComponentLife = plane.components.life(component.name)
     specification = dict(component.members["Specification"])
     image = component.container.get("Image")
     if specification.get("Container") and image:

@@ -52,7 +52,7 @@ def find(plane: Plane, arn: str, region: str, is_async: bool) -> Destination:
     if endpoint is not None:
         num_ready = 0
         if is_asynchronous(endpoint) == is_async:
-            num_ready = plane.life(endpoint.name).num_answering
+            num_ready = plane.endpoints.life(endpoint.name).num_answering
 
         return Destination(arn=arn, endpoint=endpoint.name, is_local=is_local, num_ready=num_ready)
 
@@ -88,7 +88,7 @@ def _match(arn: str) -> re.Match[str]:
 
 def _num_copies(plane: Plane, endpoint: str, name: str) -> int:
     """Return how many copies of a component serve."""
-    component = plane.component(name)
+    component = plane.components.life(name)
     if component.resource.status not in (IN_SERVICE, UPDATING):
         return 0
 

@@ -17,8 +17,6 @@ from lmi.gateway.control.instance import InstanceFailed
 from lmi.gateway.control.life import ResourceLife
 from lmi.gateway.control.resources import (
     CREATING,
-    DELETING,
-    FAILED,
     IN_SERVICE,
     ROLLING_BACK,
     SYSTEM_UPDATING,
@@ -96,23 +94,12 @@ class EndpointLife(ResourceLife[EndpointResource]):
 
         self._begin(self._resize(self._fleet, deployment))
 
-    def delete(self) -> None:
-        """Begin to delete the endpoint. Raises AwsError while it is changed."""
-        self._check_may_change(is_deletion=True)
-        self._accept(DELETING)
-        self._begin(self._delete())
-
-    def restore(self) -> None:
-        """Begin to bring the endpoint back that a former gateway had."""
-        status = self.resource.status
-        if status == DELETING:
-            self._table.remove_soon(self.name)
-        elif status != FAILED:
-            self._begin(self._bring_back(status))
+    def _resume(self, status: str) -> None:
+        self._begin(self._bring_back(status))
 
     async def close(self) -> None:
         """End its containers, and leave its resource as it is."""
-        await self._end_change()
+        await super().close()
         if self._fleet is not None:
             await self._fleet.stop()
 
@@ -229,13 +216,11 @@ class EndpointLife(ResourceLife[EndpointResource]):
         self._note(ROLLING_BACK, failure_reason=str(failure))
         self._note(IN_SERVICE, failure_reason=str(failure), next=None)
 
-    async def _delete(self) -> None:
+    async def _end(self) -> None:
         fleet = self._fleet
         self._fleet = None
         if fleet is not None:
             await fleet.stop()
-
-        self._table.remove_soon(self.name)
 
     async def _bring_back(self, status: str) -> None:
         """Start what a former gateway ran, then go on with what it was about to do."""

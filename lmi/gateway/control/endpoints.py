@@ -23,13 +23,13 @@ def create(plane: Plane, members: Members, region: str) -> Members:
         deployment=deployment,
         last_deployment_config=members.get("DeploymentConfig"),
     )
-    plane.life(resource.name).create(resource)
+    plane.endpoints.life(resource.name).create(resource)
     return resource.described(ENDPOINT)
 
 
 def describe(plane: Plane, members: Members, region: str) -> Members:
     resource = plane.store.endpoints.find(members["EndpointName"], region)
-    life = plane.life(resource.name)
+    life = plane.endpoints.life(resource.name)
     config = resource.deployment.config
     description = resource.described(ENDPOINT)
     description |= {
@@ -69,7 +69,7 @@ def update(plane: Plane, members: Members, region: str) -> Members:
     if members.get("RetainDeploymentConfig"):
         deployment_config = resource.last_deployment_config
 
-    plane.life(resource.name).update(deployment, deployment_config)
+    plane.endpoints.life(resource.name).update(deployment, deployment_config)
     return resource.described(ENDPOINT)
 
 
@@ -88,7 +88,7 @@ def update_weights(plane: Plane, members: Members, region: str) -> Members:
         weight = float(wanted.get("DesiredWeight", sizes[name].weight))
         sizes[name] = VariantSize(weight, num_instances)
 
-    plane.life(resource.name).resize(sizes)
+    plane.endpoints.life(resource.name).resize(sizes)
     return resource.described(ENDPOINT)
 
 
@@ -101,7 +101,7 @@ def delete(plane: Plane, members: Members, region: str) -> Members:
                 f"must be deleted first."
             )
 
-    plane.life(resource.name).delete()
+    plane.endpoints.life(resource.name).delete()
     return {}
 
 

@@ -1,27 +1,29 @@
-"""What the lives of endpoints and of inference components have alike: a status that is kept, and
-one change at a time.
+"""What the lives of endpoints, inference components and inference routers have in common: a status
+that is kept, and one change at a time.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from lmi.gateway.control.definition import Definitions
 from lmi.gateway.control.instance import InstanceFailed
-from lmi.gateway.control.resources import FAILED, UNDER_WAY, Resource
+from lmi.gateway.control.resources import DELETING, FAILED, UNDER_WAY, Resource
 from lmi.gateway.control.service_model import invalid
 from lmi.gateway.control.store import ResourceTable
 from lmi.gateway.errors import AwsError
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Resource)
+L = TypeVar("L", bound="ResourceLife[Any]")
 
 
-class ResourceLife(Generic[R]):
+class ResourceLife(ABC, Generic[R]):
     """The life of the resource that has this name in the table."""
 
     def __init__(self, name: str, table: ResourceTable[R], definitions: Definitions) -> None:
@@ -35,6 +37,43 @@ class ResourceLife(Generic[R]):
         resource = self._table.get(self.name)
         assert resource is not None
         return resource
+
+    def delete(self) -> None:
+        """Begin to delete the resource. Raises AwsError while it is changed."""
+        self._check_may_change(is_deletion=True)
+        self._accept(DELETING)
+        self._begin(self._delete())
+
+    def restore(self) -> None:
+        """Begin to bring the resource back that a former gateway had."""
+        status = self.resource.status
+        if status == DELETING:
+            self._table.remove_soon(self.name)
+        elif status != FAILED:
+            self._resume(status)
+
+    async def close(self) -> None:
+        """End what runs, and leave the resource as it is."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def wait_settled(self) -> None:
+        """Return when no change is under way."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """End what runs, before the resource is deleted."""
+
+    @abstractmethod
+    def _resume(self, status: str) -> None:
+        """Begin to bring back what had this status when the former gateway ended."""
+
+    async def _delete(self) -> None:
+        await self._end()
+        self._table.remove_soon(self.name)
 
     def _check_may_change(self, *, is_deletion: bool = False) -> None:
         """Raise AwsError while a change is under way, and after a failure, where only a deletion
@@ -73,17 +112,6 @@ class ResourceLife(Generic[R]):
         """Let a change go on by itself. The resource fails if it does."""
         self._task = asyncio.create_task(self._run(change))
 
-    async def wait_settled(self) -> None:
-        """Return when no change is under way."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
-    async def _end_change(self) -> None:
-        """Cancel the change that is under way."""
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
     async def _run(self, change: Coroutine[Any, Any, None]) -> None:
         words = self._table.kind.words
         try:
@@ -94,3 +122,28 @@ class ResourceLife(Generic[R]):
         except Exception as error:
             log.exception("%s %s failed in the gateway", words, self.name)
             self._note(FAILED, f"The gateway failed: {error}")
+
+
+class Lives(Generic[L]):
+    """The lives of all resources of a table."""
+
+    def __init__(self, table: ResourceTable[Any], new_life: Callable[[str], L]) -> None:
+        self._table = table
+        self._new_life = new_life
+        self._by_name: dict[str, L] = {}
+
+    def life(self, name: str) -> L:
+        """Return the life of a resource, a new one for a name that has none."""
+        if name not in self._by_name or self._table.get(name) is None:
+            self._by_name[name] = self._new_life(name)
+
+        return self._by_name[name]
+
+    def restore(self) -> None:
+        """Begin to bring back what a former gateway had."""
+        for resource in self._table:
+            self.life(resource.name).restore()
+
+    async def close(self) -> None:
+        """End what runs."""
+        await asyncio.gather(*(life.close() for life in self._by_name.values()))

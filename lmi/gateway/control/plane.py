@@ -10,6 +10,7 @@ from lmi.gateway.control.component import ComponentLife
 from lmi.gateway.control.definition import Definitions
 from lmi.gateway.control.endpoint import EndpointLife
 from lmi.gateway.control.group import Capacity
+from lmi.gateway.control.life import Lives
 from lmi.gateway.control.router import RouterLife
 from lmi.gateway.control.store import ControlState
 from lmi.gateway.errors import ACCOUNT, invalid as invalid_invocation
@@ -36,53 +37,33 @@ class Plane:
             folder=folder, buckets=buckets, images=images, trusts_models=trusts_models
         )
         self._capacity = Capacity(max_containers)
-        self._lives: dict[str, EndpointLife] = {}
-        self._components: dict[str, ComponentLife] = {}
-        self._routers: dict[str, RouterLife] = {}
+
+        self.endpoints = Lives(self.store.endpoints, self._new_endpoint)
+        self.components = Lives(self.store.components, self._new_component)
+        self.routers = Lives(self.store.routers, self._new_router)
 
     def start(self) -> None:
         """Begin to bring back what a former gateway had."""
-        for resource in self.store.endpoints:
-            self.life(resource.name).restore()
-
-        for component in self.store.components:
-            self.component(component.name).restore()
-
-        for router in self.store.routers:
-            self.router(router.name).restore()
+        self.endpoints.restore()
+        self.components.restore()
+        self.routers.restore()
 
     async def close(self) -> None:
         """End all containers."""
-        await asyncio.gather(
-            *(life.close() for life in self._lives.values()),
-            *(life.close() for life in self._components.values()),
-            *(life.close() for life in self._routers.values()),
+        await asyncio.gather(self.endpoints.close(), self.components.close(), self.routers.close())
+
+    def _new_endpoint(self, name: str) -> EndpointLife:
+        return EndpointLife(name, self.store.endpoints, self.definitions, self._capacity)
+
+    def _new_component(self, name: str) -> ComponentLife:
+        return ComponentLife(
+            name, self.store.components, self.definitions, self._capacity, self.components.life
         )
 
-    def life(self, name: str) -> EndpointLife:
-        """Return the life of an endpoint, a new one for a name that has none."""
-        if name not in self._lives or self.store.endpoints.get(name) is None:
-            self._lives[name] = EndpointLife(
-                name, self.store.endpoints, self.definitions, self._capacity
-            )
+    def _new_router(self, name: str) -> RouterLife:
+        return RouterLife(name, self.store.routers, self.definitions)
 
-        return self._lives[name]
-
-    def component(self, name: str) -> ComponentLife:
-        """Return the life of a component, a new one for a name that has none."""
-        if name not in self._components or self.store.components.get(name) is None:
-            self._components[name] = ComponentLife(
-                name, self.store.components, self.definitions, self._capacity, self.component
-            )
-
-        return self._components[name]
-
-    def router(self, name: str) -> RouterLife:
-        """Return the life of an inference router, a new one for a name that has none."""
-        if name not in self._routers or self.store.routers.get(name) is None:
-            self._routers[name] = RouterLife(name, self.store.routers, self.definitions)
-
-        return self._routers[name]
+    # What requests ask for.
 
     def invoked_component(self, endpoint: str, name: str) -> ComponentLife:
         """Return the life of a component that a request names. Raises AwsError."""
@@ -92,11 +73,11 @@ class Plane:
                 f"Inference Component {name} of endpoint {endpoint} not found."
             )
 
-        return self.component(name)
+        return self.components.life(name)
 
     def invoked(self, name: str) -> EndpointLife:
         """Return the life of an endpoint that a request names. Raises AwsError if there is none."""
         if self.store.endpoints.get(name) is None:
             raise invalid_invocation(f"Endpoint {name} of account {ACCOUNT} not found.")
 
-        return self.life(name)
+        return self.endpoints.life(name)

@@ -9,7 +9,6 @@ import msgspec
 from lmi.gateway.control.life import ResourceLife
 from lmi.gateway.control.resources import (
     CREATING,
-    DELETING,
     IN_SERVICE,
     UNDER_WAY,
     UPDATING,
@@ -37,23 +36,9 @@ class RouterLife(ResourceLife[RouterResource]):
         self._accept(UPDATING, next_targets=targets)
         self._begin(self._settle())
 
-    def delete(self) -> None:
-        """Begin to delete the router. Raises AwsError while it is changed."""
-        self._check_may_change(is_deletion=True)
-        self._accept(DELETING)
-        self._begin(self._delete())
-
-    def restore(self) -> None:
-        """Go on with what a former gateway was about to do."""
-        status = self.resource.status
-        if status == DELETING:
-            self._table.remove_soon(self.name)
-        elif status in UNDER_WAY:
+    def _resume(self, status: str) -> None:
+        if status in UNDER_WAY:
             self._begin(self._settle())
-
-    async def close(self) -> None:
-        """Leave the router as it is."""
-        await self._end_change()
 
     async def _settle(self) -> None:
         await asyncio.sleep(CHANGE_S)
@@ -61,6 +46,5 @@ class RouterLife(ResourceLife[RouterResource]):
         targets = resource.next_targets or resource.targets
         self._note(IN_SERVICE, targets=targets, next_targets=None)
 
-    async def _delete(self) -> None:
+    async def _end(self) -> None:
         await asyncio.sleep(CHANGE_S)
-        self._table.remove_soon(self.name)

@@ -26,7 +26,7 @@ def create(plane: Plane, members: Members, region: str) -> Members:
 
     targets = _targets(plane, members)
     resource = RouterResource(**fields, targets=targets)
-    plane.router(resource.name).create(resource)
+    plane.routers.life(resource.name).create(resource)
     return resource.described(ROUTER)
 
 
@@ -54,13 +54,13 @@ def list_all(plane: Plane, members: Members, region: str) -> Members:
 
 def update(plane: Plane, members: Members, region: str) -> Members:
     router = _find(plane, members, region)
-    plane.router(router.name).update(_targets(plane, members))
+    plane.routers.life(router.name).update(_targets(plane, members))
     return router.described(ROUTER)
 
 
 def delete(plane: Plane, members: Members, region: str) -> Members:
     router = _find(plane, members, region)
-    plane.router(router.name).delete()
+    plane.routers.life(router.name).delete()
     return {}
 
 
