@@ -10,32 +10,24 @@ for what it fails for in production: no Content-Length, or headers over 4096 byt
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
 
-from lmi.gateway.async_job import TIMEOUT_S, AsyncJob
+from lmi.gateway.async_job import AsyncJob
 from lmi.gateway.async_queue import AsyncQueue
+from lmi.gateway.async_request import read_job
 from lmi.gateway.aws_endpoint import TIMED_OUT, AwsEndpoint, EndpointTable
 from lmi.gateway.container import ContainerFault, OutOfTime, Unreachable
-from lmi.gateway.errors import AwsError, invalid, too_large, unavailable
+from lmi.gateway.errors import AwsError, invalid, unavailable
 from lmi.gateway.exchange import AwsExchange
-from lmi.gateway.members import PREFIX
 from lmi.gateway.routing_target import RoutingTarget, in_order, is_refusal
-from lmi.gateway.stores import AnswerRoots, Answers, Inputs, StoreError
+from lmi.gateway.stores import Answers, Inputs, StoreError
 from lmi.gateway.threads import run_in_thread
 
-INPUT_LOCATION = PREFIX + "InputLocation"
-MAX_INLINE_BYTES = 128_000
-MAX_LOCATION_CHARS = 1024
-# Of a path, the limit of most file systems.
-MAX_PART_CHARS = 255
 MAX_WAITING = 1000
-# AWS's default.
-TTL_S = 21_600
 # Between two tries to write an answer.
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
@@ -80,7 +72,7 @@ class AsyncInvocations:
     async def accept(self, exchange: AwsExchange, endpoint: AwsEndpoint) -> AsyncJob:
         """Begin and return the invocation that a request asks for. Raises AwsError."""
         values = exchange.values("InvokeEndpointAsync")
-        job = _read_job(exchange, values, endpoint.answers, self._inputs, self._answers)
+        job = read_job(exchange, values, endpoint.answers, self._inputs, self._answers)
         headers = exchange.headers_for_container(values, endpoint.name)
         job = msgspec.structs.replace(job, endpoint=endpoint.name, headers=headers)
         await self.add(job)
@@ -95,7 +87,7 @@ class AsyncInvocations:
             raise invalid("InvokeInferenceRouterAsync takes InputLocation and no body.")
 
         values = exchange.values("InvokeInferenceRouterAsync")
-        job = _read_job(exchange, values, target.answers, self._inputs, self._answers)
+        job = read_job(exchange, values, target.answers, self._inputs, self._answers)
         arns = [destination.arn for destination in target.destinations]
         job = msgspec.structs.replace(job, region=target.region, destinations=arns)
         await self.add(job)
@@ -286,66 +278,3 @@ class AsyncInvocations:
 def _failed(job: AsyncJob, error: AwsError) -> AsyncJob:
     log.warning("async invocation %s failed: %s", job.inference_id, error)
     return job.failed(error)
-
-
-def _read_job(
-    exchange: AwsExchange,
-    values: dict[str, str],
-    roots: AnswerRoots,
-    inputs: Inputs,
-    answers: Answers,
-) -> AsyncJob:
-    """Return the invocation that a request asks for, which has no endpoint yet. Raises AwsError."""
-    name = str(uuid.uuid4())
-    folder = _folder(values.get("S3OutputPathExtension", ""))
-    output = folder + values.get("Filename", f"{name}.out")
-    failure = f"{folder}{name}-error.out"
-    location = _location(exchange, inputs)
-    for root in roots:
-        rule = answers.broken_rule(root) if root else ""
-        if rule:
-            raise invalid(f"S3OutputPath and S3FailurePath {rule}, given {root}.")
-
-    return AsyncJob(
-        endpoint="",
-        region=exchange.region,
-        inference_id=values.get("InferenceId") or str(uuid.uuid4()),
-        headers=exchange.headers_for_container(values, ""),
-        body=exchange.payload,
-        location=location,
-        output=answers.url(output, roots.output),
-        failure=answers.url(failure, roots.failure),
-        expires_s=time.time() + int(values.get("RequestTTLSeconds", TTL_S)),
-        timeout_s=int(values.get("InvocationTimeoutSeconds", TIMEOUT_S)),
-    )
-
-
-def _folder(extension: str) -> str:
-    """Return the path extension so that a file's name can follow it. Raises AwsError."""
-    parts = [part for part in extension.split("/") if part not in ("", ".")]
-    if ".." in parts or any(len(part) > MAX_PART_CHARS for part in parts):
-        rule = f"must have no part that is .. or longer than {MAX_PART_CHARS}"
-        raise invalid(f"S3OutputPathExtension {rule}, given {extension}")
-
-    return "".join(f"{part}/" for part in parts)
-
-
-def _location(exchange: AwsExchange, inputs: Inputs) -> str:
-    """Return where the input is, or "" for one that is the body. Raises AwsError."""
-    location = exchange.headers.get(INPUT_LOCATION, "")
-    if bool(location) == bool(exchange.payload):
-        which = "both" if location else "neither"
-        raise invalid(f"Exactly one of Body and InputLocation must be given, not {which}.")
-
-    if len(exchange.payload) > MAX_INLINE_BYTES:
-        raise too_large(MAX_INLINE_BYTES)
-
-    is_allowed = len(location) <= MAX_LOCATION_CHARS and inputs.is_allowed(location)
-    if location and not is_allowed:
-        where = "s3://BUCKET/KEY or a file:// URL below the folder of --async-input"
-        raise invalid(
-            f"InputLocation must be {where}, with at most {MAX_LOCATION_CHARS} characters, given "
-            f"{location}"
-        )
-
-    return location
