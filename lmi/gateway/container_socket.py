@@ -81,11 +81,16 @@ class ContainerSocket:
     """One WebSocket. `close_code` and `close_reason` are there once it has ended."""
 
     def __init__(
-        self, protocol: ClientProtocol, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        protocol: ClientProtocol,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        ping_s: float = PING_S,
     ) -> None:
         self._protocol = protocol
         self._reader = reader
         self._writer = writer
+        self._ping_s = ping_s
         self._frames: deque[Frame] = deque()
         # Whether the message that comes is text.
         self._is_text = False
@@ -188,12 +193,12 @@ class ContainerSocket:
         return bool(data)
 
     async def _wait_for_data(self) -> bytes:
-        for _ in range(MAX_PINGS + 1):
+        for num_pings in range(MAX_PINGS + 1):
             try:
-                async with asyncio.timeout(PING_S):
+                async with asyncio.timeout(self._ping_s):
                     return await self._reader.read(MAX_WAITING_BYTES)
             except TimeoutError:
-                if self._protocol.state is State.OPEN:
+                if self._protocol.state is State.OPEN and num_pings < MAX_PINGS:
                     self._protocol.send_ping(b"")
                     await self._flush()
             except OSError:
