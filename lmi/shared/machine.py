@@ -9,6 +9,7 @@ memory controllers.
 `scripts/install` asks here before anything is installed, so this module needs only Python.
 """
 
+import functools
 import os
 import re
 import resource
@@ -121,11 +122,7 @@ def groups(controller: str, proc: Path = PROC) -> list[ControlGroup]:
         if path is None:
             continue
 
-        group = mount.folder
-        is_visible = ".." not in path.parts and path.is_relative_to(mount.top)
-        if is_visible:
-            group = mount.folder / path.relative_to(mount.top)
-
+        group = _own_folder(mount, path)
         for folder in (group, *group.parents):
             if folder.is_relative_to(mount.folder):
                 found_groups[ControlGroup(folder, mount.version)] = None
@@ -171,6 +168,41 @@ def _mounts(controller: str, proc: Path) -> Iterator[_Mount]:
 
 def _unescaped(match: re.Match[str]) -> str:
     return chr(int(match[1], 8))
+
+
+def _own_folder(mount: _Mount, path: PurePosixPath) -> Path:
+    """Return the folder of this process's group in a mount, or the mount's own folder if the group
+    is not in it. `path` is that of the group in this process's namespace.
+    """
+    if ".." in path.parts:
+        return mount.folder
+
+    if path.is_relative_to(mount.top):
+        return mount.folder / path.relative_to(mount.top)
+
+    # The mount is older than the namespace, and its top is so many groups above.
+    _, *names_above = mount.top.parts
+    if set(names_above) == {".."}:
+        below = path.relative_to("/")
+        return _folder_of_pid(mount.folder, len(names_above), below, os.getpid()) or mount.folder
+
+    return mount.folder
+
+
+@functools.cache
+def _folder_of_pid(
+    top: Path, num_groups_between: int, below: PurePosixPath, pid: int
+) -> Path | None:
+    """Return the folder of a process's group that lies so many groups, whose names nobody tells,
+    and then `below` under the top, or None if there is none.
+    """
+    for folder in top.glob("/".join("*" * num_groups_between)):
+        group = folder / below
+        with suppress(OSError):
+            if str(pid) in (group / "cgroup.procs").read_text().split():
+                return group
+
+    return None
 
 
 # Memory.

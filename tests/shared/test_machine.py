@@ -163,6 +163,21 @@ def test_the_group_is_found_where_a_container_shows_another_part_of_the_tree(
     assert free_bytes(kernel.proc) == 3 * GB // 4
 
 
+@pytest.mark.parametrize("below", ["", "worker"])
+def test_the_group_is_found_in_a_mount_that_is_older_than_its_namespace(
+    kernel: Kernel, below: str
+) -> None:
+    """As `unshare --cgroup` leaves it: no file names the groups above."""
+    kernel.own_groups(f"0::/{below}")
+    place = kernel.mount("unified", "cgroup2", top="/../..")
+    version_2(place / "pods/other", GB // 2, GB // 4)
+    write(place / "pods/other" / below / "cgroup.procs", os.getppid())
+    version_2(place / "pods/own", GB, GB // 4)
+    write(place / "pods/own" / below / "cgroup.procs", f"1\n{os.getpid()}")
+    assert memory_limit(kernel.proc) == (GB, str(place / "pods/own/memory.max"))
+    assert free_bytes(kernel.proc) == 3 * GB // 4
+
+
 def test_own_groups_come_first_and_none_lies_above_its_mount(kernel: Kernel) -> None:
     kernel.own_groups("0::/a/b")
     place = kernel.mount("unified", "cgroup2")
