@@ -85,8 +85,9 @@ NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIF
 log = logging.getLogger(__name__)
 
 
-def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
-    """Return the kind of the engines of a model. `cores` are those that they are bound to.
+def engine(runtime: Runtime, cores: Cores | None = None, held_bytes: int = 0) -> ChildKind:
+    """Return the kind of the engines of a model. `cores` are those that they are bound to,
+    `held_bytes` is the memory that front ends have already.
 
     Raises BadConfiguration if their user cannot read the model.
     """
@@ -98,7 +99,7 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
         check_files(user, Path(config.model.path))
 
     # It is read once, for the engines that are started again too.
-    memory = of_memory(config)
+    memory = of_memory(config, held_bytes=held_bytes)
 
     def environ(slot: int) -> dict[str, str]:
         cores_of_slot = cores.engines[slot] if cores else ()

@@ -13,11 +13,14 @@ class RunningModel:
     server; the one of several models does not (`models/follower.py`).
     """
 
-    def __init__(self, runtime: Runtime, cores: Cores | None = None) -> None:
+    def __init__(self, runtime: Runtime, cores: Cores | None = None, held_bytes: int = 0) -> None:
+        """`cores` are those that its processes are bound to, `held_bytes` is the memory that front
+        ends have already.
+        """
         self.runtime = runtime
         self.config = runtime.config
         self.block = runtime.attach()
-        self.children = of_model(runtime, self.block, cores)
+        self.children = of_model(runtime, self.block, cores, held_bytes)
         self._enter(Phase.LOADING)
 
     @property
@@ -51,12 +54,14 @@ class RunningModel:
         self.block.supervisor.phase = phase
 
 
-def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list[Child]:
-    """Return the children of one model. `cores` are the cores that its processes are bound to."""
+def of_model(
+    runtime: Runtime, block: Block, cores: Cores | None = None, held_bytes: int = 0
+) -> list[Child]:
+    """Return the children of one model, for RunningModel."""
     kind_of_code = user_code(runtime, cores)
     kind_of_replicas = kind_of_code
     if not runtime.config.is_user_code:
-        kind_of_replicas = engine(runtime, cores)
+        kind_of_replicas = engine(runtime, cores, held_bytes)
 
     children: list[Child] = []
     for slot, record in enumerate(block.engines):

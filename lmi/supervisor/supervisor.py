@@ -35,6 +35,7 @@ from lmi.supervisor.child import Child, Failure
 from lmi.supervisor.cores import Cores, claimed, usable
 from lmi.supervisor.credentials import hand_over, read_again
 from lmi.supervisor.gateway import gateways
+from lmi.supervisor.memory import bytes_held
 from lmi.supervisor.pauses import LATE_TURN_S, PauseNotes, Pauses
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, drain_notice_s
 from lmi.supervisor.running_model import RunningModel
@@ -179,16 +180,17 @@ class Supervisor:
     def _add_model(self, config: Config) -> None:
         """Let the children of the model begin, on cores of their own where there are enough."""
         self._block.supervisor.stage = ""
+        front_end_pids = self._front_end_pids()
         cores = claimed(Cores.of(config, os.environ, usable()))
         if cores is None:
             self._cores = ()
         else:
             self._cores = cores.others
-            for pid in self._front_end_pids():
+            for pid in front_end_pids:
                 linux.bind_threads(self._cores, pid)
 
         runtime = self._runtime.add_model(config, register_beside)
-        self._models = (RunningModel(runtime, cores),)
+        self._models = (RunningModel(runtime, cores, bytes_held(front_end_pids)),)
         self._runtime.show_model(runtime)
 
     def _enter(self, phase: Phase, reason: str = "") -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.machine import MB, SHARE, share_bytes
-from lmi.supervisor.memory import FRONT_END_BYTES, MASTER_BYTES, of_memory
-from tests.kernel_files import kernel_in
+from lmi.supervisor.memory import FRONT_END_BYTES, MASTER_BYTES, bytes_held, of_memory
+from tests.kernel_files import kernel_in, write
 
 CONFIG = Config(
     server=ServerConfig(), model=ModelConfig(path="", name="model"), engine=EngineConfig()
@@ -28,6 +28,16 @@ def test_engines_share_what_front_ends_leave(
         engine=EngineConfig(num_engines=num_engines),
     )
     assert of_memory(config, kernel.proc) == {SHARE: str(share_mb * MB)}
+
+
+def test_what_front_ends_have_already_is_not_kept_for_them_again(tmp_path: Path) -> None:
+    """They start before the model is fetched, and its engines after."""
+    kernel = kernel_in(tmp_path, 300 * MB)
+    write(kernel.proc / "7/smaps_rollup", f"Pss: 1 kB\nPss_Anon: {MASTER_BYTES >> 10} kB")
+    write(kernel.proc / "8/smaps_rollup", f"Pss_Anon: {(FRONT_END_BYTES - 5 * MB) >> 10} kB")
+    held_bytes = bytes_held([7, 8, 9], kernel.proc)
+    assert of_memory(CONFIG, kernel.proc, held_bytes) == {SHARE: str(295 * MB)}
+    assert of_memory(CONFIG, kernel.proc, held_bytes * 2) == {SHARE: str(300 * MB)}
 
 
 def test_an_engine_without_room_is_told_so(tmp_path: Path) -> None:
