@@ -113,6 +113,7 @@ HINTS = (
     Hint("engine_lost", "", "its own messages stand further up in this log"),
     Hint("front_end_lost", "", LOG),
     Hint("gateway_lost", "", LOG),
+    Hint("start_failed", "memory runs out", "a larger limit of memory"),
     Hint("start_failed", r"^\w+: |^the fetch failed|died", LOG),
 )
 

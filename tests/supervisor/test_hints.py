@@ -131,6 +131,11 @@ ROOT = Path(__file__).parents[2]
             "… was killed by SIGKILL, which the kernel also does when memory runs out (9 MB …)",
             "a larger limit of memory",
         ),
+        (
+            "start_failed",
+            "download died 3 times, … SIGKILL, which the kernel also does when memory runs out",
+            "a larger limit of memory",
+        ),
         ("start_failed", "KeyError: 'a'", LOG),
         ("port_unavailable", "port 8080 is taken", "--port"),
     ],
