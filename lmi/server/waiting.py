@@ -1,9 +1,9 @@
-"""The beginning of a stream that has no token yet.
+"""Begins a stream before its first token, and tells the client that its request still waits.
 
-Clients give up a request of which they hear nothing, and send it again: a prompt that takes minutes
-would be asked for ever. So after some seconds a stream begins, and says that it waits, again and
-again, in the events that the clients of its API take for progress. Until then a refusal has its
-status.
+Clients give up a request of which they hear nothing, and send it again: one whose prefill takes
+minutes would never be answered. So after some seconds a stream begins without a token, and repeats
+the event by which its API tells of progress. Until it begins, a request can still be refused with a
+status of its own.
 """
 
 import asyncio
@@ -18,27 +18,30 @@ from lmi.types import WaitStatus
 
 T = TypeVar("T")
 
-# How long an engine may take to say how far it is.
+# How long an engine may take to say how far a request is.
 ANSWER_S = 1.0
-# A queue looks as often for who has waited too long: a refusal after as long keeps its status.
+# A stream begins this much later than its period. Queues of engines look several times a second for
+# who has waited too long: who may wait as long as the period is refused before the stream begins.
 QUEUE_LOOK_S = 0.3
 
-# What it returns is awaited before the next records.
+# Sends records to the client. An awaitable that it returns must be awaited before the next call.
 Send = Callable[[list[bytes]], Awaitable[None] | None]
 
 
 class EarlyStart:
-    """Sends what a formatter writes of waiting, every `period_s`, until a Result comes. Without a
-    period, nothing.
+    """Sends a formatter's records of waiting every `period_s`, until the first Result comes.
 
-    It costs one timer for each stream: nothing is done for each token.
+    Use it around the generation of a stream, which adds its requests to `streams`. It costs one
+    timer for each stream, and nothing for each token.
     """
 
     def __init__(
         self, formatter: AsyncFormatter, send: Send, period_s: float | None, started_s: float
     ) -> None:
-        """`started_s`: since when the client waits."""
-        # The streams of the requests that are answered together.
+        """`started_s` is the time on the monotonic clock since which the client waits. With None as
+        `period_s`, nothing is sent.
+        """
+        # Those of all requests of the body, which are answered in one stream.
         self.streams: list[ResponseStream] = []
         self._formatter = formatter
         self._send = send
@@ -47,19 +50,19 @@ class EarlyStart:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_sending = False
+        # Whether the generation has ended, so that no more is sent.
         self._is_over = False
 
     async def __aenter__(self) -> Self:
         period_s = self._period_s
-        if period_s is None:
+        formatter = self._formatter
+        if period_s is None or not (formatter.is_streaming and formatter.begins_early):
             return self
 
-        if self._formatter.is_streaming and self._formatter.begins_early:
-            first_s = self._started_s + period_s + QUEUE_LOOK_S - time.monotonic()
-            self._timer = asyncio.get_running_loop().call_later(
-                max(0.0, first_s), self._begin, period_s
-            )
-
+        waited_s = time.monotonic() - self._started_s
+        delay_s = max(0.0, period_s + QUEUE_LOOK_S - waited_s)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(delay_s, self._begin, period_s)
         return self
 
     async def __aexit__(
@@ -74,28 +77,29 @@ class EarlyStart:
         if self._task is None:
             return
 
+        # Records that are half sent to a slow client must be whole before an error follows them.
+        # After a cancellation nothing follows.
         self._is_over = True
         is_cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
         if is_cancelled or not self._is_sending:
             self._task.cancel()
 
-        # Records that are half sent to a slow client must be whole before an error follows them.
         try:
             await asyncio.wait([self._task])
         finally:
             self._task.cancel()
 
     def _begin(self, period_s: float) -> None:
-        if self._may_tell():
-            self._task = asyncio.create_task(self._tell_repeatedly(period_s))
+        if not self._has_result():
+            self._task = asyncio.create_task(self._send_repeatedly(period_s))
 
-    def _may_tell(self) -> bool:
-        return not any(stream.has_begun for stream in self.streams)
+    def _has_result(self) -> bool:
+        return any(stream.has_begun for stream in self.streams)
 
-    async def _tell_repeatedly(self, period_s: float) -> None:
+    async def _send_repeatedly(self, period_s: float) -> None:
         while True:
             status = await self._status()
-            if not self._may_tell():
+            if self._has_result():
                 return
 
             records = self._formatter.waiting(status, time.monotonic() - self._started_s)
@@ -111,19 +115,18 @@ class EarlyStart:
             await asyncio.sleep(period_s)
 
     async def _status(self) -> WaitStatus:
+        """Ask the engines how far the requests are."""
         questions = []
         for stream in self.streams:
             if stream.is_waiting:
                 questions.append(stream.ask_status(ANSWER_S))
 
-        return together(await asyncio.gather(*questions))
+        return status_of_all(await asyncio.gather(*questions))
 
 
-def together(statuses: Sequence[WaitStatus]) -> WaitStatus:
-    """Return the status of requests that are answered together: the first token is that of the
-    first who has one.
-
-    Tokens are those of all prompts.
+def status_of_all(statuses: Sequence[WaitStatus]) -> WaitStatus:
+    """Return the status of requests that are answered in one stream: the tokens of all prompts, the
+    foremost place in a queue and the shortest wait.
     """
     if not statuses:
         return WaitStatus()
@@ -141,8 +144,11 @@ def together(statuses: Sequence[WaitStatus]) -> WaitStatus:
 
 def _sum_of(counts: Sequence[int | None]) -> int | None:
     """Return the sum, or None if one of the counts is not known."""
-    present = _without_none(counts)
-    return sum(present) if len(present) == len(counts) else None
+    known_counts = _without_none(counts)
+    if len(known_counts) < len(counts):
+        return None
+
+    return sum(known_counts)
 
 
 def _without_none(values: Iterable[T | None]) -> list[T]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lmi.executor import PromptProgress
-from lmi.server.waiting import EarlyStart, together
+from lmi.server.waiting import EarlyStart, status_of_all
 from lmi.types import WaitStatus
 from tests.scripted import Host, host
 
@@ -289,6 +289,6 @@ def test_of_requests_together_the_first_token_counts_and_all_prompts() -> None:
     first_status = WaitStatus(100, 40, 10, 0, 2.5)
     second_status = WaitStatus(50, 0, 0, 3, 9.0)
 
-    assert together([first_status, second_status]) == WaitStatus(150, 40, 10, 0, 2.5)
-    assert together([first_status, WaitStatus(50)]) == WaitStatus(150, None, None, 0, 2.5)
-    assert together([]) == WaitStatus()
+    assert status_of_all([first_status, second_status]) == WaitStatus(150, 40, 10, 0, 2.5)
+    assert status_of_all([first_status, WaitStatus(50)]) == WaitStatus(150, None, None, 0, 2.5)
+    assert status_of_all([]) == WaitStatus()
