@@ -1,8 +1,13 @@
-"""Which model a request means, where several come and go.
+"""Chooses the model that a request means, where models are loaded and unloaded.
 
-A path may name it. Else the query's `model_name` does, else `model_name=` in Custom-Attributes,
-else the `model` of a body in OpenAI's form, which may be the name of an adapter. A request without
-any of them means the only loaded model.
+The first of these that a request has names its model:
+
+1. a path below /models/NAME,
+2. `model_name` in the query,
+3. `model_name=` in Custom-Attributes,
+4. `model` in a body of OpenAI's form: a name of the model, or of one of its adapters.
+
+A request without any of them means the only model that is ready.
 """
 
 from contextlib import suppress
@@ -44,25 +49,34 @@ class Status(NamedTuple):
 
 
 class SeveralModels(FollowedModels):
-    """Models that come and go. Each request reads its model's entry, so all front ends agree at
-    once.
+    """The models of a server that loads and unloads them.
+
+    Each request reads the entry of its model in the folder of models. So once a model is unloaded,
+    no front end answers for it any more.
     """
 
     keeps_only_one = False
 
     @property
     def config(self) -> Config:
+        """The settings of the server, where no model is meant."""
         return Config(server=self.front_end.config, model=UNKNOWN, engine=EngineConfig())
 
     async def pick(self, exchange: Exchange) -> Service:
-        """Return the model that a request is for. Raises UnknownModel, InvalidRequest if none is
-        named, Unavailable.
+        """Return the model that a request means.
+
+        Raises InvalidRequest if it names none, UnknownModel, or Unavailable if the model is not
+        ready.
         """
         return await self._usable(await self._name(exchange))
 
     async def _name(self, exchange: Exchange) -> str:
-        if "model" in exchange.scope["path_params"]:
-            return str(exchange.scope["path_params"]["model"])
+        """Return the name of the model that a request means. Raises InvalidRequest if it names
+        none.
+        """
+        path_params = exchange.scope["path_params"]
+        if "model" in path_params:
+            return str(path_params["model"])
 
         name = exchange.query.get(NAME) or exchange.attribute(NAME)
         if name:
@@ -70,7 +84,7 @@ class SeveralModels(FollowedModels):
 
         entries = self.folder.entries()
         if len(entries) == 1:
-            # Its schema knows the names that a body may have for it.
+            # The schema of the API checks which name the body has for it.
             return entries[0].name
 
         name = await self._name_by_body(exchange)
@@ -89,11 +103,13 @@ class SeveralModels(FollowedModels):
         )
 
     async def _name_by_body(self, exchange: Exchange) -> str | None:
-        """Return the model that a body names, by its own name, its folder, or the name of an
-        adapter. One that nobody has is returned as it is.
+        """Return the name of the model that a body names, or None if it names none.
+
+        The body may have the model's name, its folder, or the name of an adapter. A name that no
+        model has is returned as it is.
         """
         if exchange.method == "POST":
-            # Before the body: a full server reads nothing.
+            # A full server does not read the body.
             self._check_room()
 
         name = await name_in_body(exchange, self.front_end)
@@ -112,19 +128,17 @@ class SeveralModels(FollowedModels):
         together are full.
         """
         self.front_end.check_serves()
-        limit = sum(service.max_in_flight for service in self.services.values())
-        limit = max(limit, self.front_end.config.job_queue_size)
-        num_taken = sum(record.num_sequences for record in self.front_end.block.frontends)
-        if num_taken >= limit:
+        max_in_flight = sum(service.max_in_flight for service in self.services.values())
+        max_in_flight = max(max_in_flight, self.front_end.config.job_queue_size)
+        num_in_flight = sum(record.num_sequences for record in self.front_end.block.frontends)
+        if num_in_flight >= max_in_flight:
             raise Overloaded(
-                f"{num_taken} of {limit} sequences are in flight already, there is no room for "
-                "1 more (job_queue_size and the running batch)"
+                f"{num_in_flight} of {max_in_flight} sequences are in flight already, there is no "
+                "room for 1 more (job_queue_size and the running batch)"
             )
 
     async def _usable(self, name: str) -> Service:
-        """Return a model that can be used. Its entry is read once more just before the request
-        counts.
-        """
+        """Return a model by its name. Raises UnknownModel, or Unavailable if it is not ready."""
         entry = self._entry(name)
         service: Service | None = None
         if entry.state is State.READY:
@@ -134,6 +148,7 @@ class SeveralModels(FollowedModels):
                 reason = reason_for_client(str(error), entry.url)
                 raise Unavailable(f"the model {name!r} cannot be used: {reason}") from None
 
+        # It may have been unloaded, or loaded anew, while this front end loaded it.
         entry = self._entry(name)
         status = self.status(entry)
         is_here = service is not None and service.folder == entry.folder
@@ -144,7 +159,7 @@ class SeveralModels(FollowedModels):
         return service
 
     def _entry(self, name: str) -> Model:
-        """Return the entry of a model. Raises UnknownModel, which names those that are loaded."""
+        """Return the entry of a model. Raises UnknownModel, whose text names the loaded ones."""
         entry = self.folder.read(name)
         if entry is None or is_abandoned(entry):
             names = [repr(entry.name) for entry in self.folder.entries()]
@@ -154,9 +169,11 @@ class SeveralModels(FollowedModels):
         return entry
 
     def status(self, entry: Model) -> Status:
-        """Return the state that a model is in, and the reason. Its processes may have failed since
-        it was READY.
+        """Return the state that a model is in.
+
+        That is the state of its entry, unless its processes have failed since.
         """
+        # The block is gone once the model is unloaded.
         with suppress(OSError, StartError):
             record = self.block(entry).supervisor
             if record.phase == Phase.FAILED:
@@ -174,7 +191,10 @@ class SeveralModels(FollowedModels):
 
 
 async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
-    """Return the `model` of a body in OpenAI's form, or None. The route reads the body again."""
+    """Return the `model` of a body in OpenAI's form, or None if it names none.
+
+    The body is kept for the route, which reads it whole.
+    """
     if exchange.method != "POST":
         return None
 
@@ -195,11 +215,11 @@ async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
 
 
 def reason_for_client(reason: str, url: str) -> str:
-    """Return a reason for a client, which knows the model's folder by its url."""
+    """Return a reason for a client: it has the model's URL in place of its folder."""
     try:
         folder = str(Path(local_path(url)).resolve())
     except (OSError, ValueError):
-        # It is no path.
+        # The URL is no path.
         return reason
 
     return without_paths(reason, {folder: url})
