@@ -1,7 +1,7 @@
-"""The library of native kernels for this CPU: found, loaded, and what it does without a model.
+"""The library of native kernels for this CPU: finds it, loads it, and packs weights with it.
 
-`lmi_kernels.h` describes its functions, which are called by ctypes here, in `model.py` and in
-`sampling.py`.
+`lmi_kernels.h` describes its functions. Those that run a model are called in `model.py`, those that
+sample in `sampling.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +33,28 @@ from handlers.lmi_dist.native_variants import library_file, variant_here
 from lmi.shared import machine
 from lmi.shared.gguf_file import TENSOR_TYPES, TensorType
 
-# The kernels know a type by the number that files have for it, and those of no file by their own.
+# The kernels know a type of GGUF by its number in files, and types that no file has by these.
 TYPE_NUMBERS = {kind: number for number, kind in TENSOR_TYPES.items()} | {ZERO4: 1000, ZERO8: 1001}
+
+
+class _Signature(NamedTuple):
+    """The types of a function of the library."""
+
+    function: str
+    arguments: tuple[Any, ...]
+    result: Any
+
+
+_SIGNATURES = (
+    _Signature("lmi_packed_bytes", (c_int32, c_int32, c_int32), c_int64),
+    _Signature("lmi_pack", (c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p, c_int32), None),
+    _Signature("lmi_block_format", (c_int32,), c_int32),
+    _Signature("lmi_pack_blocks", (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int32), None),
+    _Signature("lmi_block_bytes", (c_int32, c_int32, c_int32, c_int32), c_int64),
+    _Signature("lmi_scratch_bytes", (POINTER(ModelRecord), c_int32), c_int64),
+    _Signature("lmi_run", (POINTER(ModelRecord), POINTER(StepRecord), c_int32), c_int32),
+    _Signature("lmi_error", (), c_char_p),
+)
 
 
 class NotAvailable(Exception):
@@ -53,17 +74,16 @@ def load() -> Library:
 
 
 def num_threads() -> int:
-    """Return the threads of a step: as many as the operator arranges for every library, or one for
-    each core.
-    """
-    arranged = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if arranged.isdecimal():
-        return max(1, int(arranged))
+    """Return the number of threads of a step: OMP_NUM_THREADS, or one for each usable core."""
+    # OpenMP reads a list, with a number for each level of nested threads.
+    outer_level = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if outer_level.isdecimal():
+        return max(1, int(outer_level))
 
     return min(len(os.sched_getaffinity(0)), _quota_cores())
 
 
-# They are read once, since every weight that is packed asks for them, and many are packed sooner.
+# The quotas are read once: each weight that is packed asks for the number of threads.
 _quota_cores = functools.cache(machine.quota_cores)
 
 
@@ -71,7 +91,7 @@ class Library:
     """The functions of one shared library, for CPUs of one kind."""
 
     def __init__(self, path: Path, kind: str) -> None:
-        """Raises NotAvailable."""
+        """Load the library. Raises NotAvailable."""
         try:
             functions = ctypes.CDLL(str(path))
         except OSError as error:
@@ -84,19 +104,10 @@ class Library:
                 f"{path.name} is of another version; scripts/build-native builds this one"
             )
 
-        functions.lmi_packed_bytes.argtypes = (c_int32,) * 3
-        functions.lmi_packed_bytes.restype = c_int64
-        functions.lmi_pack.argtypes = (c_void_p, *(c_int32,) * 4, c_void_p, c_int32)
-        functions.lmi_pack.restype = None
-        functions.lmi_block_format.argtypes = (c_int32,)
-        functions.lmi_pack_blocks.argtypes = (c_void_p, *(c_int32,) * 3, c_void_p, c_int32)
-        functions.lmi_pack_blocks.restype = None
-        functions.lmi_block_bytes.argtypes = (c_int32,) * 4
-        functions.lmi_block_bytes.restype = c_int64
-        functions.lmi_scratch_bytes.argtypes = (POINTER(ModelRecord), c_int32)
-        functions.lmi_scratch_bytes.restype = c_int64
-        functions.lmi_run.argtypes = (POINTER(ModelRecord), POINTER(StepRecord), c_int32)
-        functions.lmi_error.restype = c_char_p
+        for signature in _SIGNATURES:
+            function = getattr(functions, signature.function)
+            function.argtypes = signature.arguments
+            function.restype = signature.result
 
         self.functions = functions
         self.path = path
@@ -104,11 +115,11 @@ class Library:
         self._arena = Arena()
 
     def pack(self, weight: Array, format: int, arena: Arena | None = None) -> Panels:
-        """Pack a weight (num_out, num_in), float32, bfloat16 or float16, into the arena of the
-        library or another one.
+        """Pack a weight (num_out, num_in) of float32, bfloat16 or float16 into an arena, by default
+        that of the library.
 
-        `format` is F32, BF16, INT8, or BITS4 if num_in is a multiple of 32. Raises ValueError for
-        another weight.
+        `format` is F32, BF16, INT8, or BITS4 if num_in is a multiple of 32. Raises ValueError for a
+        weight that is no matrix of floats.
         """
         if not is_float(weight) or weight.ndim != 2 or 0 in weight.shape:
             raise ValueError(
@@ -132,36 +143,40 @@ class Library:
         return _panels(num_out, num_in, format, memory)
 
     def format_of(self, kind: TensorType) -> int:
-        """Return the format that keeps the blocks of a type."""
+        """Return the format of packed weights that keeps the blocks of a GGUF type as they are."""
         format = int(self.functions.lmi_block_format(TYPE_NUMBERS[kind]))
         assert format >= 0, f"{kind.name} has no blocks"
         return format
 
     def pack_blocks(self, weights: Sequence[BlockRows]) -> Panels:
-        """Pack a weight, whose rows may be in blocks of several types, into the arena of the
+        """Pack a weight whose rows are in blocks, perhaps of several types, into the arena of the
         library.
 
-        Blocks are kept, but where two types meet within a panel: then the weight is in float32.
+        Rows of one type become a part of the packed weight, which keeps their blocks. A panel has
+        one type: if another begins within it, the whole weight is packed in float32.
         """
         parts = joined_by_type(weights)
         width = int(self.functions.lmi_panel_width())
         if any(len(part) % width for part in parts[:-1]):
-            return self.pack(np.concatenate([part.floats() for part in parts]), F32)
+            floats = np.concatenate([part.floats() for part in parts])
+            return self.pack(floats, F32)
 
-        packed: Panels | None = None
+        # Each part points to the parts behind it, so the last one is packed first.
+        rest: Panels | None = None
         for part in reversed(parts):
             panels = self._pack_part(part)
-            if packed is not None:
+            if rest is not None:
                 panels.num_own = panels.num_out // width
-                panels.num_out += packed.num_out
-                panels.rest = ctypes.pointer(packed)
+                panels.num_out += rest.num_out
+                panels.rest = ctypes.pointer(rest)
 
-            packed = panels
+            rest = panels
 
-        assert packed is not None, "a weight has rows"
-        return packed
+        assert rest is not None, "a weight has rows"
+        return rest
 
     def _pack_part(self, rows: BlockRows) -> Panels:
+        """Pack rows in blocks of one type."""
         num_out, num_in = rows.shape
         format = self.format_of(rows.type)
         num_bytes = self.functions.lmi_packed_bytes(num_out, num_in, format)
@@ -184,8 +199,12 @@ class Library:
         num_bytes = 0
         part: Panels | None = panels
         while part is not None:
-            rest = part.rest.contents if part.rest else None
-            num_out = part.num_out - (rest.num_out if rest is not None else 0)
+            rest: Panels | None = None
+            num_out = part.num_out
+            if part.rest:
+                rest = part.rest.contents
+                num_out -= rest.num_out
+
             num_bytes += self.functions.lmi_packed_bytes(num_out, part.num_in, part.format)
             part = rest
 
@@ -194,11 +213,15 @@ class Library:
     def block_bytes(
         self, num_layers: int, num_kv_heads: int, head_dim: int, kv_format: int = F32
     ) -> int:
-        """Return the bytes of the keys and values of one block of tokens, in F32 or BF16."""
+        """Return the bytes of the keys and values of one block of tokens.
+
+        `kv_format` is F32 or BF16.
+        """
         return int(self.functions.lmi_block_bytes(num_layers, num_kv_heads, head_dim, kv_format))
 
 
 def _panels(num_out: int, num_in: int, format: int, memory: Array) -> Panels:
     panels = Panels(num_out=num_out, num_in=num_in, format=format, data=address_of(memory))
+    # This keeps the memory as long as the panels.
     panels.memory = memory
     return panels

@@ -1,4 +1,6 @@
-"""A model that the native kernels run: a program, its buffers, and its pool of blocks."""
+"""A model that the native kernels run: its program, the buffers of its operations, and the pool of
+its KV cache's blocks.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,18 @@ from handlers.lmi_dist.operations import Adapter, Program
 from handlers.lmi_dist.plan import Chunk
 
 
-class _UsableAdapter(NamedTuple):
-    """An adapter in the form of the kernels, and the one that keeps the memory of its weights."""
+class _AdapterWithRecords(NamedTuple):
+    """An adapter, and its records in the form of the kernels, which point to its weights."""
 
-    sites: SiteRecords
     adapter: Adapter[Panels]
+    sites: SiteRecords
 
 
 class NativeModel:
-    """A program with its pool of blocks. Not safe to call from two threads at once."""
+    """Runs the steps of a program, with the keys and values of all sequences in its pool of blocks.
+
+    It is not safe to call from two threads at once.
+    """
 
     def __init__(
         self,
@@ -46,7 +51,7 @@ class NativeModel:
         num_threads: int,
         kv_format: int = F32,
     ) -> None:
-        """`kv_format` is that of keys and values: F32, or BF16 where the library multiplies it.
+        """`kv_format` is the format of keys and values: F32, or BF16 if the CPU multiplies it.
 
         Raises MemoryError if the system has no memory for the pool.
         """
@@ -64,10 +69,10 @@ class NativeModel:
         self.pool = np.frombuffer(self._pool_memory, np.uint8)
 
         ops = [record_of(operation) for operation in program.operations]
-        # The array keeps the panels alive, as the program does the arrays.
+        # The records point to packed weights, which `_program` keeps.
         self._ops = (OpRecord * len(ops))(*ops)
         self._buffers = (BufferRecord * len(program.widths))()
-        self._adapters: dict[int, _UsableAdapter] = {}
+        self._adapters: dict[int, _AdapterWithRecords] = {}
         self._model = ModelRecord(
             ops=self._ops,
             buffers=self._buffers,
@@ -90,11 +95,11 @@ class NativeModel:
         self.release_activations()
 
     def run(self, chunks: Sequence[Chunk]) -> Array:
-        """Return logits (num_wanted, vocab_size), float32, in the order of the chunks; valid until
-        the next call.
+        """Compute a step. Return its logits, float32 (num_wanted, vocab_size), in the order of the
+        chunks. They are valid until the next call.
 
-        Raises ValueError, with nothing done, if a chunk breaks a rule, and KeyError for an adapter
-        that was not put.
+        Raises ValueError, with nothing computed, if a chunk breaks a rule, and KeyError for an
+        adapter that was not put.
         """
         step = StepLists.of(chunks)
         num_wanted = len(step.wanted)
@@ -107,34 +112,41 @@ class NativeModel:
         return logits[:num_wanted]
 
     def _add_adapters(self, step: StepLists, chunks: Sequence[Chunk]) -> None:
-        """Add the adapters of a step's chunks, and who uses them. Without any they stay empty."""
+        """Add to a step the adapters of its chunks, and which chunk uses which.
+
+        If no chunk has one, both lists stay empty.
+        """
         numbers = sorted({chunk.adapter for chunk in chunks} - {0})
         if not numbers:
             return
 
         step.adapters = [self._adapters[number].sites for number in numbers]
-        step.users = [numbers.index(chunk.adapter) if chunk.adapter else -1 for chunk in chunks]
+        for chunk in chunks:
+            step.users.append(numbers.index(chunk.adapter) if chunk.adapter else -1)
 
     def _run_step(self, step: StepLists) -> None:
-        """Run a step.
+        """Call the kernels for a step.
 
-        Raises ValueError, with nothing done, if the model or the step breaks a rule.
+        Raises ValueError, with nothing computed, if the model or the step breaks a rule.
         """
         packed = step.packed()
         if self._functions.lmi_run(self._model, packed.record, self._num_threads):
             raise ValueError(self._functions.lmi_error().decode())
 
     def put_adapter(self, number: int, adapter: Adapter[Panels]) -> None:
-        """Let chunks use an adapter by its number, which is not 0."""
+        """Add an adapter, which chunks then name by its number. 0 is none."""
         sites: list[SiteRecord] = []
-        for low in adapter:
-            if low is None:
+        for low_rank in adapter:
+            if low_rank is None:
                 sites.append(SiteRecord())
-            else:
-                sites.append(SiteRecord(low.down, low.up or Panels(), low.gate or Panels()))
+                continue
+
+            up = low_rank.up or Panels()
+            gate = low_rank.gate or Panels()
+            sites.append(SiteRecord(low_rank.down, up, gate))
 
         records = (SiteRecord * self._program.num_sites)(*sites)
-        self._adapters[number] = _UsableAdapter(records, adapter)
+        self._adapters[number] = _AdapterWithRecords(adapter, records)
 
     def adapter(self, number: int) -> Adapter[Panels]:
         """Return an adapter that was put. Raises KeyError."""
@@ -146,11 +158,13 @@ class NativeModel:
 
     def block(self, number: int) -> Array:
         """Return the keys and values of a block as bytes, (block_bytes,), not copied."""
-        return self.pool[number * self.block_bytes : (number + 1) * self.block_bytes]
+        start = number * self.block_bytes
+        return self.pool[start : start + self.block_bytes]
 
     def copy(self, from_block: int, to_block: int) -> None:
-        """Copy the keys and values of a whole block, on this thread: to wake others for it would
-        take longer.
+        """Copy the keys and values of a whole block.
+
+        This thread copies alone, because to wake others would take longer.
         """
         self.block(to_block)[:] = self.block(from_block)
 
@@ -158,30 +172,34 @@ class NativeModel:
         """Give the memory of blocks back to the system, but for the pages that they share with
         their neighbours.
         """
+        page_bytes = mmap.PAGESIZE
         for block in blocks:
-            start = -(-(block * self.block_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-            end = (block + 1) * self.block_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+            # The first page that begins in the block, and the end of the last one that ends in it.
+            start = -(-(block * self.block_bytes) // page_bytes) * page_bytes
+            end = (block + 1) * self.block_bytes // page_bytes * page_bytes
             if end > start:
                 self._pool_memory.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def step_bytes(self, num_rows: int, num_logits: int) -> int:
-        """Return the bytes that a step of so many rows writes, of which so many have logits."""
+        """Return the bytes that a step of `num_rows` tokens writes, `num_logits` of them with
+        logits.
+        """
         return num_rows * self._row_bytes + num_logits * self._wanted_bytes
 
     def release_activations(self) -> None:
-        """Give the memory of the buffers back. The next step takes what it needs."""
+        """Give the memory of the buffers back to the system. The next step takes what it needs."""
         self._max_rows = 0
         self._max_wanted = 0
         self._reserve(1, 1)
 
     def buffer(self, index: int) -> Array:
-        """Return the rows of a buffer after a step, float32 (capacity, width)."""
+        """Return the rows that a step has left in a buffer, float32 (capacity, width)."""
         return self._memory[index]
 
     def _reserve(self, num_rows: int, num_wanted: int) -> None:
         """Make the buffers large enough for a step. Rows that no step has used take no memory.
 
-        If memory runs out, smaller steps still run.
+        Raises MemoryError, and keeps the buffers, with which smaller steps still run.
         """
         if num_rows <= self._max_rows and num_wanted <= self._max_wanted:
             return
