@@ -1,7 +1,7 @@
-"""Messages of the supervisor to people: that the server is ready, or late, or why it ends.
+"""Messages of the supervisor to people: that the server is ready or late, and why it ends.
 
-A message is text if the log is text, and one JSON object if the log is JSON. The object of a server
-that failed is its last line, because platforms often keep only that line.
+A message is text if the log is text, and one JSON object if the log is JSON. The object about a
+failure is the last line of the server, because platforms often keep only that line.
 """
 
 import sys
@@ -16,10 +16,15 @@ from lmi.shared.log import escape, is_text
 from lmi.supervisor.child import Failure
 from lmi.supervisor.hints import hint
 
-# Clears the line and shows the cursor, which a bar hides.
+# The codes of terminals that clear the line, and show the cursor, which a progress bar hides.
 CLEAR_BAR = "\r\x1b[2K\x1b[?25h"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# The names that engines report for the values of option.dtype.
+DTYPES = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+}
 
 
 def say_failed(failure: Failure, log_format: str = "json") -> None:
@@ -73,7 +78,7 @@ def say_ready(config: Config, port: int, report: LoadReport, after_s: float) -> 
 
 
 def say_ready_for_models(server: ServerConfig, port: int, after_s: float) -> None:
-    """Say that a server without a model takes models."""
+    """Say that a server which starts without a model answers, and how to load one."""
     url = f"{_address(server)}:{server.management_port or port}/models"
     command = _curl(server, url, """'{"model_name": "NAME", "url": "FOLDER"}'""")
     event = {
@@ -92,30 +97,17 @@ def _say(server: ServerConfig, text: str, event: Mapping[str, object]) -> None:
 
 
 def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str:
-    """Return the text that a new user reads first: what runs, where, and a command that gets an
-    answer.
+    """Return the text that a new user reads first: what runs, its addresses, and a command that
+    gets an answer.
     """
-    address = _address(config.server)
-    url = f"{address}:{port}"
-    management_url = f"{address}:{config.server.management_port or port}"
-    stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
-    command = _first_command(config, report, url)
+    command = _first_command(config, report, f"{_address(config.server)}:{port}")
     handler = _handler(config)
-
     rows = _engine_rows(config, report) if handler is None else _code_rows(config, handler)
+
+    stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
     rows["ready"] = f"after {after_s:.1f} s ({stages})"
     rows["answers"] = command.url
-    if handler is None:
-        rows["openai"] = f"{url}/v1 is the base_url of OpenAI's clients"
-
-    rows["browser"] = f"{management_url}/docs"
-    if handler is None and not report.gives_embeddings:
-        rows["browser"] = f"{url}/playground, {management_url}/docs"
-
-    rows["health"] = f"{url}/ping"
-    rows["metrics"] = f"{management_url}/metrics"
-    if config.server.host in LOOPBACK:
-        rows["network"] = "only this machine reaches it; --host 0.0.0.0 opens it to others"
+    rows |= _address_rows(config, port, report)
 
     table = "\n".join(f"  {name:<8} {escape(value)}" for name, value in rows.items())
     curl = _curl(config.server, command.url, command.body)
@@ -123,14 +115,14 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
 
 
 class Command(NamedTuple):
-    """What a new user asks first: an address, and a body as the shell reads it."""
+    """The first request of a new user: its URL, and its body as an argument of curl's `-d`."""
 
     url: str
     body: str
 
 
 def _first_command(config: Config, report: LoadReport, url: str) -> Command:
-    """Return what a server of this kind answers: one of user code, of embeddings, or of texts."""
+    """Return a request that the server answers, whose model is user code, embeds or generates."""
     handler = _handler(config)
     if handler is not None:
         body = f"@FILE    # FILE holds what {handler} reads"
@@ -144,7 +136,7 @@ def _first_command(config: Config, report: LoadReport, url: str) -> Command:
 
 
 def _handler(config: Config) -> str | None:
-    """Return the name of the user code's handler, which answers in place of an engine, if any."""
+    """Return the name of the handler of user code that answers in place of an engine, or None."""
     return None if config.user_code is None else config.user_code.handler
 
 
@@ -175,6 +167,29 @@ def _engine_rows(config: Config, report: LoadReport) -> dict[str, str]:
     return rows
 
 
+def _address_rows(config: Config, port: int, report: LoadReport) -> dict[str, str]:
+    """Return where programs and people find what the server has."""
+    address = _address(config.server)
+    url = f"{address}:{port}"
+    management_url = f"{address}:{config.server.management_port or port}"
+    has_engine = _handler(config) is None
+
+    rows = {}
+    if has_engine:
+        rows["openai"] = f"{url}/v1 is the base_url of OpenAI's clients"
+
+    rows["browser"] = f"{management_url}/docs"
+    if has_engine and not report.gives_embeddings:
+        rows["browser"] = f"{url}/playground, {management_url}/docs"
+
+    rows["health"] = f"{url}/ping"
+    rows["metrics"] = f"{management_url}/metrics"
+    if config.server.host in LOOPBACK:
+        rows["network"] = "only this machine reaches it; --host 0.0.0.0 opens it to others"
+
+    return rows
+
+
 def _replicas(config: Config) -> list[str]:
     num_engines = config.engine.num_engines
     return [f"{num_engines} replicas"] if num_engines > 1 else []
@@ -190,8 +205,9 @@ def _address(server: ServerConfig) -> str:
 
 
 def _curl(server: ServerConfig, url: str, body: str) -> str:
-    """Return a command that works as it is, but for a key, of which the server knows only the
-    digest.
+    """Return a command that can be run as it is, unless the server has keys.
+
+    It knows only their digests, so KEY stands for one.
     """
     certificate = " -k" if server.ssl_certfile else ""
     key = " -H 'Authorization: Bearer KEY'" if server.api_keys else ""
@@ -199,20 +215,18 @@ def _curl(server: ServerConfig, url: str, body: str) -> str:
 
 
 def _dtype(config: Config, report: LoadReport) -> str | None:
-    """Return the type that the engine computes in, and the one that was configured if it is
-    another.
-    """
-    dtype = DTYPES.get(config.engine.dtype)
-    is_known = dtype is not None and report.dtype in DTYPES.values()
-    if is_known and report.dtype != dtype:
-        return f"{report.dtype} in place of {dtype}"
+    """Return the type that the engine computes in, and the configured one if it is another."""
+    configured = DTYPES.get(config.engine.dtype)
+    is_known = configured is not None and report.dtype in DTYPES.values()
+    if is_known and report.dtype != configured:
+        return f"{report.dtype} in place of {configured}"
 
     return report.dtype
 
 
 def slow_start(after_s: float, stage: str, progress: float) -> str:
-    """Return the warning about a server that is not ready yet. `progress` is a share of
-    the stage.
+    """Return the warning about a server that is not ready after `after_s`. `progress` is the share
+    of its stage that is done.
     """
     # The limit is in the ProductionVariant of SageMaker's API.
     return (
