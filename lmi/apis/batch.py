@@ -1,11 +1,10 @@
-"""The API of the dynamic batch, which stands in the place of LMI's with
-`option.rolling_batch=disable`: a body may have several inputs.
+"""The API of the dynamic batch: a body may have several inputs.
 
-Each input of `{"inputs": ["...", "..."], "parameters": {...}}` is a request of its own, and all
-share the parameters. A whole answer is a list with the best sequence of each input. A stream is
-lines such as `{"outputs": ["This", ""]}`, with the new text of each. Indents, separators and
-escapes are those of the reference. Source: LMI handlers' inference API schema (v0.28.0), second
-half.
+It takes the place of LMI's API with `option.rolling_batch=disable`. Each input of
+`{"inputs": ["...", "..."], "parameters": {...}}` is a request of its own, and all have the same
+parameters. A whole answer is a list with the best sequence of each input. A stream is lines such as
+`{"outputs": ["This", ""]}`, with the new text of each input. Indents, separators and escapes are
+those of the reference. Source: LMI handlers' inference API schema (v0.28.0), second half.
 """
 
 import json
@@ -27,12 +26,14 @@ from lmi.settings.config import ModelConfig
 from lmi.types import Answer, AnswerFormat, Delta, GenerationRequest, OutputFormat, ranked
 
 MAX_INPUTS = 1000
+# The parameters that are checked, and then dropped.
 WITHOUT_EFFECT = ("details", "output_formatter")
+# The message of every error of the reference.
 FAILURE = "invoke handler failure"
 
 
 def default_format(model: ModelConfig) -> AnswerFormat:
-    """Return the format of all answers, which the server's settings choose, not a request."""
+    """Return the format of all answers, which a setting chooses and not the request."""
     if model.enable_streaming:
         return AnswerFormat(output_format=OutputFormat.JSONLINES)
 
@@ -63,27 +64,35 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[A
 
 
 def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
-    """Check the parameters, and return a request for each text."""
+    """Check all fields, and return a request for each input.
+
+    Raises InvalidParameter, and Unsupported for a stream of several sequences of an input.
+    """
     fields = message.fields
     format = message.format
     parameters = dict(fields.get("parameters") or {})
     ignored = _drop_without_effect(parameters, fields.get("stream"))
 
     inputs = fields["inputs"]
-    if not isinstance(inputs, list):
-        inputs = [inputs]
+    texts = inputs if isinstance(inputs, list) else [inputs]
 
-    # The requests differ in their texts and adapters alone, so LMI's schema reads the first one.
-    first = {"inputs": inputs[0], "parameters": parameters, "stream": None, "adapters": None}
-    single = lmi.parse(Message(fields | first, lmi.LmiFormat(), message.sampling_defaults))
+    # The requests differ only in prompt and adapter. So LMI's schema reads the body as if it had
+    # the first input alone.
+    single_fields = fields | {
+        "inputs": texts[0],
+        "parameters": parameters,
+        "stream": None,
+        "adapters": None,
+    }
+    single = lmi.parse(Message(single_fields, lmi.LmiFormat(), message.sampling_defaults))
 
     request = replace(single.request, is_streaming=format.is_streamed)
     if request.is_streaming and request.num_sequences > 1:
         raise Unsupported(lmi.name_of_several(parameters), ONE_SEQUENCE_STREAMED)
 
-    adapters = _adapters(fields.get("adapters"), len(inputs))
+    adapter_names = _adapter_names(fields.get("adapters"), len(texts))
     requests = []
-    for text, adapter_name in zip(inputs, adapters, strict=True):
+    for text, adapter_name in zip(texts, adapter_names, strict=True):
         requests.append(replace(request, prompt=text, adapter=adapter_name))
 
     format = replace(format, field_names=single.format.field_names)
@@ -91,8 +100,10 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
 
 
 def _drop_without_effect(parameters: dict[str, object], stream: object) -> list[str]:
-    """Drop the parameters without effect here. Returns a line for each, and for `stream` if it is
-    given. Raises InvalidParameter for a value that they may not have at LMI's API.
+    """Remove the parameters of WITHOUT_EFFECT. Returns a warning for each, and for `stream` if it
+    is given.
+
+    Raises InvalidParameter for a value that LMI's API refuses.
     """
     ignored = []
     for name in WITHOUT_EFFECT:
@@ -107,8 +118,11 @@ def _drop_without_effect(parameters: dict[str, object], stream: object) -> list[
     return ignored
 
 
-def _adapters(value: object, num_inputs: int) -> list[str | None]:
-    """Read one adapter for all inputs, or a list with one for each input."""
+def _adapter_names(value: object, num_inputs: int) -> list[str | None]:
+    """Return the adapter of each input. `value` names one for all, or lists one for each.
+
+    Raises InvalidParameter.
+    """
     if isinstance(value, list) and len(value) == num_inputs:
         return [adapter("adapters", name) for name in value]
 
@@ -120,11 +134,11 @@ class BatchWhole(WholeFormatter[AnswerFormat]):
 
     def _whole(self, answers: list[Answer]) -> bytes:
         objects = []
-        # All requests have equally many sequences.
+        # All requests have equally many sequences, and the answers of each stand together.
         num_sequences = self._request.num_sequences
-        for n, request in enumerate(self._requests):
-            begin = n * num_sequences
-            best = ranked(request, answers[begin : begin + num_sequences])[0]
+        for index, request in enumerate(self._requests):
+            start = index * num_sequences
+            best = ranked(request, answers[start : start + num_sequences])[0]
             text = _prefix(request) + best.text
             objects.append(b'  {\n    "generated_text":%b\n  }' % dumps(text))
 
@@ -140,8 +154,8 @@ class BatchWhole(WholeFormatter[AnswerFormat]):
 
 
 class BatchStream(Formatter[AnswerFormat]):
-    """The answer as a stream. A line has what arrived together: the new text of each input, or
-    "".
+    """The answer as a stream of lines. A line has, for each input, the text that came since the
+    line before, or "".
     """
 
     media_type = JSONLINES
@@ -151,7 +165,7 @@ class BatchStream(Formatter[AnswerFormat]):
         super().__init__(parsed)
         # What stands before the text of each input, until it is sent.
         self._prefixes = [_prefix(request) for request in parsed.requests]
-        # The outputs of the next line, and whether one of them is new.
+        # The outputs of the next line, and whether it says anything new: a text, or an end.
         self._outputs = [""] * len(parsed.requests)
         self._has_news = False
 
