@@ -1,12 +1,16 @@
-"""The variables of AWS's llama.cpp image, where SM_LLAMA_CPP_<FLAG> is a flag of llama-server.
+"""Reads the variables of AWS's llama.cpp image, in which SM_LLAMA_CPP_<FLAG> is a flag of
+llama-server.
 
-Those that name the model, or set what an option here sets, are read. Other variables that name a
-model end the start, because another model would be served. Source: AWS's llama.cpp containers.
+The variables that name a model in a file, a folder or a hub's repository give `option.model_id`,
+and the flags of FLAGS their options. A variable that names a model in another way ends the start,
+because the server would have another model. The rest is reported in a warning. Source: AWS's
+llama.cpp containers.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from lmi.errors import shorten
 from lmi.settings.flag_variables import Flag
@@ -20,16 +24,15 @@ FILE = f"{PREFIX}MODEL"
 FOLDER = f"{PREFIX}MODEL_DIR"
 REPOSITORY = f"{PREFIX}HF_REPO"
 FILE_OF_REPOSITORY = f"{PREFIX}HF_FILE"
-# Among the variables of AWS's images these come behind those that name a model.
+# The rank of these variables among those of AWS's images: HF_MODEL_ID and its like come first.
 FIRST_ORDER = 10
 # Variables that name a model in a way that is not read here.
 UNREAD_MODEL = re.compile(
     rf"{PREFIX}(MODELS(_DIR|_PRESET)?|MODEL_URL|DOCKER_REPO|[A-Z0-9_]+_DEFAULT)"
 )
 
-
+# The flags that an option means. The texts in `words` stand for a default, and give nothing.
 FLAGS = (
-    # These texts mean llama-server's defaults.
     Flag("CTX_SIZE", "option.max_model_len", words={"0": ""}),
     Flag("PARALLEL", "option.max_rolling_batch_size", words={"-1": ""}),
     Flag("THREADS", "option.num_threads", words={"-1": ""}),
@@ -38,16 +41,22 @@ FLAGS = (
     Flag("HOST", "host"),
     Flag("PORT", "port"),
 )
-READ = frozenset(
-    (FILE, FOLDER, REPOSITORY, FILE_OF_REPOSITORY, *(f"{PREFIX}{flag.name}" for flag in FLAGS))
-)
+# The variables that are read.
+READ = {FILE, FOLDER, REPOSITORY, FILE_OF_REPOSITORY} | {PREFIX + flag.name for flag in FLAGS}
+
+
+class NamedModel(NamedTuple):
+    """A variable that names a model, and the text for `option.model_id`."""
+
+    variable: str
+    text: str
 
 
 def givens(environ: Mapping[str, str]) -> Iterator[Given]:
     """Yield the values that the image's variables give to options."""
     texts = _texts(environ)
-    for order, (name, text) in enumerate(_models(texts), FIRST_ORDER):
-        yield Given.of(MODEL, text, name, PLATFORM, order)
+    for order, model in enumerate(_models(texts), FIRST_ORDER):
+        yield Given.of(MODEL, model.text, model.variable, PLATFORM, order)
 
     for flag in FLAGS:
         name = f"{PREFIX}{flag.name}"
@@ -66,13 +75,13 @@ def _texts(environ: Mapping[str, str]) -> dict[str, str]:
     return texts
 
 
-def _models(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the variables that name a model, each with what it names. The first one counts."""
+def _models(texts: Mapping[str, str]) -> Iterator[NamedModel]:
+    """Yield the models that variables name. The first one counts."""
     if FILE in texts:
-        yield FILE, texts[FILE]
+        yield NamedModel(FILE, texts[FILE])
 
     if FOLDER in texts:
-        yield FOLDER, _first_file(texts[FOLDER])
+        yield NamedModel(FOLDER, _first_file(texts[FOLDER]))
 
     if REPOSITORY in texts:
         model = texts[REPOSITORY]
@@ -81,12 +90,13 @@ def _models(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             repository, _, _ = model.partition(":")
             model = f"{repository}/{file}"
 
-        yield REPOSITORY, model
+        yield NamedModel(REPOSITORY, model)
 
 
 def _first_file(folder: str) -> str:
-    """Return the first GGUF file of a folder, or the first one in the folders below. If there is
-    none, return the folder, for the message about it.
+    """Return the first GGUF file of a folder, else the first one of its subfolders.
+
+    Without one, return the folder itself, which a later message then names.
     """
     for pattern in (f"*{GGUF}", f"*/*{GGUF}"):
         files = sorted(Path(folder).glob(pattern))
@@ -97,8 +107,8 @@ def _first_file(folder: str) -> str:
 
 
 def report(resolution: Resolution) -> None:
-    """Report each variable that names a model in a way that is not read here, and those that no
-    option means.
+    """Report the variables that are not read: a fault if the model that one names would be missed,
+    else a warning.
     """
     values = resolution.values
     start = resolution.start
@@ -107,15 +117,15 @@ def report(resolution: Resolution) -> None:
     if FILE_OF_REPOSITORY in texts and REPOSITORY not in texts:
         unread.add(FILE_OF_REPOSITORY)
 
-    in_command = start.is_folder_asked
-    if MODEL in values:
-        in_command |= values.how_given(MODEL).rank.layer == COMMAND_LINE
+    is_in_command = start.is_folder_asked
+    if MODEL in values and values.how_given(MODEL).rank.layer == COMMAND_LINE:
+        is_in_command = True
 
     for name in sorted(unread):
         fault = f"{name}={shorten(texts[name])}: names a model and is not read"
         if values.final("multi_model"):
             values.warn(f"{fault}; multi_model starts without a model")
-        elif in_command:
+        elif is_in_command:
             values.warn(f"{fault}, so the model of the command line is served")
         else:
             values.fail(
@@ -123,6 +133,7 @@ def report(resolution: Resolution) -> None:
                 "path of a file in its place"
             )
 
-    meaningless = sorted(texts.keys() - READ - unread)
-    if meaningless:
-        values.warn(f"{', '.join(meaningless)}: flags of llama-server that no option here means")
+    without_option = sorted(texts.keys() - READ - unread)
+    if without_option:
+        names = ", ".join(without_option)
+        values.warn(f"{names}: flags of llama-server that no option here means")

@@ -1,4 +1,7 @@
-"""Chooses the GPUs that may be used, and how many replicas of the model run on them."""
+"""Chooses the GPUs that may be used, and how many replicas of the model run on them.
+
+A replica is one engine, which spreads the model over the GPUs of its tensor and pipeline degrees.
+"""
 
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
@@ -12,37 +15,42 @@ PIPELINE = "option.pipeline_parallel_degree"
 
 
 def choose_gpus(resolution: Resolution) -> None:
-    """Choose the GPUs that replicas may have: all that are visible, or those that options name."""
+    """Choose the GPUs that replicas may have: all visible ones, or those of `load_on_devices`."""
     values = resolution.values
-    visible = resolution.start.machine.gpus
+    gpus = resolution.start.machine.gpus
     device = values.final("option.device")
-    if device == "cuda" and not visible:
+    if device == "cuda" and not gpus:
         values.refuse("option.device", "auto or cpu, since no GPU is visible")
 
-    gpus = () if device == "cpu" else visible
+    if device == "cpu":
+        gpus = ()
+
     resolution.gpus = gpus
-    numbers = values.given("load_on_devices")
-    if numbers is None:
+    texts = values.given("load_on_devices")
+    if texts is None:
         return
 
-    if any(int(number) >= len(gpus) for number in numbers):
+    numbers = [int(text) for text in texts]
+    if any(number >= len(gpus) for number in numbers):
         allowed = f"* or numbers below {len(gpus)}" if gpus else "*, since no GPU is used"
         values.refuse("load_on_devices", allowed)
         return
 
-    resolution.gpus = tuple(gpus[int(number)] for number in numbers)
+    resolution.gpus = tuple(gpus[number] for number in numbers)
 
 
 def place_replicas(resolution: Resolution) -> None:
-    """Choose as many replicas as fit, and the number for a degree of `max`. Refuse what the engine
-    cannot run with.
+    """Choose the tensor degree if it is `max`, and as many replicas as fit.
+
+    Options that the engine cannot run with become faults.
     """
     values = resolution.values
     handler = resolution.chosen_engine.handler
     gpus = resolution.gpus
-    # After a fault, later steps find one replica.
+    # What later steps find after a fault.
     resolution.num_engines = 1
     resolution.device_ids = gpus
+
     if values.given(TENSOR) == "max":
         max_degree = 1
         if not handler.is_one_device:
@@ -53,31 +61,31 @@ def place_replicas(resolution: Resolution) -> None:
     config = EngineConfig(
         device_ids=gpus, options=_options_without_row(values), **values.fields("engine")
     )
-    refused = handler.check(config)
-    for key, allowed in refused.items():
+    allowed_by_key = handler.check(config)
+    for key, allowed in allowed_by_key.items():
         values.refuse(key, allowed)
 
-    if refused.keys() & {TENSOR, PIPELINE}:
+    if allowed_by_key.keys() & {TENSOR, PIPELINE}:
         return
 
     gpus_each = config.num_ranks_here(values.final(TENSOR) * values.final(PIPELINE))
-    number = _num_replicas(values, handler, len(gpus), gpus_each)
-    if number is not None:
-        resolution.num_engines = number
-        resolution.device_ids = gpus[: number * gpus_each]
+    num_replicas = _num_replicas(values, handler, len(gpus), gpus_each)
+    if num_replicas is not None:
+        resolution.num_engines = num_replicas
+        resolution.device_ids = gpus[: num_replicas * gpus_each]
 
 
 def _num_replicas(values: Values, handler: Handler, num_gpus: int, gpus_each: int) -> int | None:
-    """Return how many replicas there are, or None after a fault of the options that say it."""
+    """Return how many replicas run, or None if minWorkers and maxWorkers are at fault."""
     is_on_cluster = any(values.given(key) == text for key, text in handler.on_cluster.items())
     if is_on_cluster:
-        # The GPUs of this machine are no limit, which 0 says.
+        # The cluster may place them on other machines, so the GPUs of this one are no limit.
         num_gpus = 0
 
+    low = values.given("minWorkers")
+    high = values.given("maxWorkers")
     try:
-        return num_engines(
-            num_gpus, gpus_each, values.given("minWorkers"), values.given("maxWorkers")
-        )
+        return num_engines(num_gpus, gpus_each, low, high)
     except BadConfiguration as error:
         keys = [key for key in ("minWorkers", "maxWorkers") if key in values]
         sources = ", ".join(values.how_given(key).source for key in keys)
@@ -86,10 +94,10 @@ def _num_replicas(values: Values, handler: Handler, num_gpus: int, gpus_each: in
 
 
 def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None) -> int:
-    """Return how many replicas fit, at least `low` and at most `high`. Raises BadConfiguration if
-    `low` do not fit.
+    """Return how many replicas fit on so many GPUs, at least `low` and at most `high`.
 
-    Without GPUs the default is one replica, because one uses all cores.
+    Without GPUs that is `low`, or one, which uses all cores. Raises BadConfiguration if `low`
+    replicas do not fit, or `low` is more than `high`.
     """
     if low is not None and high is not None and low > high:
         raise BadConfiguration(
@@ -114,7 +122,10 @@ def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None
 
 
 def _options_without_row(values: Values) -> dict[str, str]:
-    """Return the options that were given and are not in the table, by name without `option.`."""
+    """Return the given options that the table does not have, by name without `option.`.
+
+    They are meant for the engine's library.
+    """
     options: dict[str, str] = {}
     for key, winner in values.picked.items():
         if key.startswith("option.") and find(key) is None:

@@ -1,7 +1,7 @@
-"""Chooses values of the server itself: the room for bodies and the folder for downloads. And checks
-what its options need.
+"""The steps that choose and check options of the server itself, and not of its model or engine.
 
-Values that depend on the machine alone are chosen by the `choose` of their field in `config.py`.
+An option whose value depends on the machine alone has a `choose` at its field in `config.py`, and
+one step here calls them all.
 """
 
 from importlib.util import find_spec
@@ -10,15 +10,15 @@ from lmi.settings.steps import Resolution
 from lmi.settings.table import OPTIONS
 from lmi.sources.place import default_download_dir
 
-# The modules of an extra that an option of the server needs. Engines look for those of their
-# options in `check` of their `Handler`.
+# The modules of an extra that an option of the server needs. `Handler.check` looks for those of an
+# engine's options.
 LIBRARIES = {
     "option.otlp_traces_endpoint": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 }
 
 
 def choose_by_machine(resolution: Resolution) -> None:
-    """Choose each option that was not given, by the `choose` of its field."""
+    """Choose the options that were not given and have a `choose` at their field."""
     for option in OPTIONS:
         choice = option.choose(resolution.start.machine)
         if choice is not None:
@@ -45,23 +45,24 @@ def check_takeover(resolution: Resolution) -> None:
 
 
 def check_libraries(resolution: Resolution) -> None:
-    """Refuse an option of the server that needs an extra which is not installed. Else a front end
-    would fail, much later.
+    """Refuse an option of the server whose extra is not installed.
+
+    Without this check a front end would fail, much later.
     """
     values = resolution.values
     for key, modules in LIBRARIES.items():
-        if key not in values or all(map(_is_there, modules)):
+        if key not in values or all(_is_installed(module) for module in modules):
             continue
 
         library = modules[0].partition(".")[0]
         values.fail(f"{values.how_given(key).assignment}: the library {library} is not installed")
 
 
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
-        # Not even its parent is there.
+        # The package of the module is missing.
         return False
 
 
@@ -69,23 +70,25 @@ def fit_body_memory(resolution: Resolution) -> None:
     """Make the room for bodies large enough for one body of the largest allowed size."""
     values = resolution.values
     key = "max_body_memory"
-    largest = values.final("max_request_size")
-    if values.final(key) >= largest:
+    max_request_bytes = values.final("max_request_size")
+    if values.final(key) >= max_request_bytes:
         return
 
     if key in values:
         assignment = values.how_given(key).assignment
-        values.warn(f"{assignment}: less than max_request_size, so {largest} bytes count")
+        values.warn(f"{assignment}: less than max_request_size, so {max_request_bytes} bytes count")
 
-    values.settle(key, largest, "max_request_size")
+    values.settle(key, max_request_bytes, "max_request_size")
 
 
 def choose_download_dir(resolution: Resolution) -> None:
-    """Choose the folder for downloads, or make the given one an absolute path."""
+    """Choose the folder for downloads if none was given, else make its path absolute."""
     values = resolution.values
     start = resolution.start
     key = "download_dir"
     if key in values:
-        values.settle(key, str((start.cwd / values.given(key)).absolute()), "absolute")
-
-    values.choose(key, str(default_download_dir(start.environ).absolute()), "the user's cache")
+        folder = start.cwd / values.given(key)
+        values.settle(key, str(folder.absolute()), "absolute")
+    else:
+        folder = default_download_dir(start.environ)
+        values.choose(key, str(folder.absolute()), "the user's cache")
