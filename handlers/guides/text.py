@@ -1,4 +1,7 @@
-"""The text of a guide that llguidance reads, which has been tried."""
+"""Writes a guide as the text that llguidance reads, and tries whether it can be followed.
+
+This runs in the process that compiles guides, under limits of time and memory.
+"""
 
 import time
 from collections.abc import Callable
@@ -24,9 +27,9 @@ if TYPE_CHECKING:
 
 # The empty regular expression. Two slashes would begin a comment of Lark.
 EMPTY = "(?:)"
-# The processor time of a mask.
+# How much processor time llguidance may take for a mask, which a step waits for.
 MAX_MASK_S = 0.05
-# So many masks of a guide are tried.
+# How many masks of a guide are tried, from its beginning on.
 NUM_TRIED = 4
 TOO_SLOW = f"to follow it takes more than {MAX_MASK_S * 1000:g} ms for a token"
 # What may stand between two values of JSON. A model that goes on writing spaces would never end.
@@ -43,29 +46,33 @@ JSON_OPTIONS: "JsonCompileOptions" = {
 
 
 def new_compile(start: "Start") -> Callable[[GuidedDecodingParams], str]:
-    """Return what makes texts of guides, with the vocabulary of `start`."""
+    """Return the function that writes guides for the vocabulary of `start`."""
     tokenizer = new_tokenizer(start.config, start.vocab_size)
     return partial(text_of, tokenizer, is_compact=start.is_compact)
 
 
 def text_of(tokenizer: LLTokenizer, params: GuidedDecodingParams, *, is_compact: bool) -> str:
-    """The text of a guide that llguidance can follow. Raises ValueError."""
-    error: ValueError | None = None
-    has_places = params.guide_type is GuideType.EBNF_GRAMMAR and is_lark(params.guide or "")
+    """Return a guide as a text that llguidance can follow.
+
+    Raises ValueError for a wrong guide, or one that llguidance does not follow in time.
+    """
+    first_error: ValueError | None = None
+    is_clients_lark = params.guide_type is GuideType.EBNF_GRAMMAR and is_lark(params.guide or "")
     for text in _texts_of(params, is_compact=is_compact):
         try:
-            _try(new_matcher(tokenizer, text, has_places=has_places))
+            _try(new_matcher(tokenizer, text, has_places=is_clients_lark))
             return text
-        except ValueError as raised:
-            error = error or raised
+        except ValueError as error:
+            first_error = first_error or error
 
-    assert error is not None
-    raise error
+    assert first_error is not None
+    raise first_error
 
 
 def _try(matcher: LLMatcher) -> None:
-    """Compute the first masks, because they may explode too. Raises ValueError if one allows no
-    token or is slow.
+    """Compute the first masks, since a guide that compiles quickly may still have slow ones.
+
+    Raises ValueError if one is slow or allows no token.
     """
     for _ in range(NUM_TRIED):
         started_s = time.thread_time()
@@ -84,20 +91,22 @@ def _try(matcher: LLMatcher) -> None:
 
 
 def _first_token_in(mask: bytes) -> int:
-    """The lowest id that a mask, with a bit for each token, allows."""
-    for number, bits in enumerate(mask):
+    """Return the lowest token id that a mask allows. A mask has a bit for each token.
+
+    Raises ValueError if it allows none.
+    """
+    for index, bits in enumerate(mask):
         if bits:
-            lowest = bits & -bits
-            return 8 * number + lowest.bit_length() - 1
+            lowest_bit = bits & -bits
+            return 8 * index + lowest_bit.bit_length() - 1
 
     raise ValueError(NO_TEXT)
 
 
 def _texts_of(params: GuidedDecodingParams, *, is_compact: bool) -> list[str]:
-    """The texts of a guide for llguidance, of one meaning, the quickest first. Raises ValueError
-    for a wrong guide.
+    """Return the texts that mean a guide, those first whose masks are quickest.
 
-    JSON that is compact has no spaces between its values.
+    `is_compact` keeps JSON without spaces between its values. Raises ValueError for a wrong guide.
     """
     guide = params.guide or ""
     if params.guide_type is GuideType.JSON:
@@ -116,8 +125,11 @@ def _texts_of(params: GuidedDecodingParams, *, is_compact: bool) -> list[str]:
     rules = read_grammar(guide)
     with_lexemes = lark_of_ebnf(rules, has_lexemes=True)
     by_characters = lark_of_ebnf(rules, has_lexemes=False)
-    different_larks = dict.fromkeys((with_lexemes, by_characters))
-    return [LLMatcher.grammar_from_lark(lark) for lark in different_larks]
+    grammars = [with_lexemes]
+    if by_characters != with_lexemes:
+        grammars.append(by_characters)
+
+    return [LLMatcher.grammar_from_lark(grammar) for grammar in grammars]
 
 
 def _text_of_schema(schema: str, *, is_compact: bool) -> str:

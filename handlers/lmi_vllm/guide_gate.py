@@ -1,4 +1,8 @@
-"""The check of guides beside the steps, before vLLM gets their sequences."""
+"""Checks guides before vLLM gets their sequences, beside the thread that steps.
+
+vLLM itself would check a guide on the thread that steps, and compile it without limits of time and
+memory. So a guide is first compiled in a process with limits.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,20 +31,17 @@ MAX_MEMORY_BYTES = 4 << 30
 
 
 class GuideGate(Preparation[StructuredOutputsParams]):
-    """Lets a sequence pass once its guide is checked.
-
-    vLLM would check it on the thread that steps, and compile it with no limit of time or memory. So
-    it is compiled first in a process with limits.
-    """
+    """Holds a sequence back until its guide is checked."""
 
     is_of_guides = True
 
     def __init__(self, config: VllmConfig, wake_engine: Callable[[], None]) -> None:
         super().__init__(wake_engine)
-        # The guides of sequences that vLLM does not have yet, as vLLM has marked them.
+        # The guides of sequences that are checked, and that vLLM does not have yet. vLLM has marked
+        # in them which backend follows them.
         self.checked: dict[Sequence, StructuredOutputsParams] = {}
-        settings = config.structured_outputs_config
         self._config = config
+        settings = config.structured_outputs_config
         self._backends = BACKENDS.get(settings.backend, ())
 
         memory_bytes = min(MAX_MEMORY_BYTES, machine.memory_bytes() // 4)
@@ -59,7 +60,7 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         )
 
     def begin(self, sequence: Sequence) -> Future[StructuredOutputsParams] | None:
-        """Check the guide of a sequence, or return None if it has none."""
+        """Begin to check the guide of a sequence. Returns None if it has none."""
         params = sequence.request.guided_decoding_params
         if params is None:
             return None
@@ -80,9 +81,10 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         self._outcomes.close()
 
     def _check(self, params: GuidedDecodingParams, wait: Wait) -> StructuredOutputsParams:
-        """Compile a guide with limits, then let vLLM check it. Returns it as vLLM has marked it.
+        """Compile a guide with limits, then let vLLM check it.
 
-        Raises InvalidRequest.
+        Returns the guide with vLLM's mark of its backend. Raises InvalidRequest for one that either
+        refuses.
         """
         config = self._config
         try:
@@ -99,7 +101,7 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         return checked.structured_outputs
 
     def _read_config(self) -> GuidedDecodingConfig:
-        """Return the vocabulary as vLLM gives it to xgrammar."""
+        """Return the vocabulary as vLLM gives it to xgrammar, or an empty one without xgrammar."""
         if XGRAMMAR not in self._backends:
             return GuidedDecodingConfig([])
 
@@ -108,5 +110,6 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         model = self._config.model_config
         tokenizer = cached_tokenizer_from_config(model)
         backend = XgrammarBackend(self._config, tokenizer, model.get_vocab_size())
+        # The backend has its vocabulary only in what it compiles.
         tokenizer_info = backend.compiler.compile_regex("a").tokenizer_info
         return GuidedDecodingConfig([], tokenizer_info.serialize_json())
