@@ -1,4 +1,8 @@
-"""Makes the operations of a program from the tensors of a checkpoint, by the family's names."""
+"""Reads the tensors that an operation of a program needs from a checkpoint, by the names that the
+model's family gives them.
+
+`program.py` decides which operations a model has, and asks an `OperationReader` for each.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +36,15 @@ Weight: TypeAlias = "Array | BlockRows"
 """A weight (num_out, num_in) as the checkpoint has it."""
 
 Place: TypeAlias = Callable[[Array], Table]
-"""Gives the form in which a runner reads what is not packed: a norm or a bias in float32, or a
-table.
+"""Takes what is not packed, a norm or a bias in float32 or a table, and gives the form in which a
+runner reads it.
 """
 
 
-def in_float32(array: Array) -> Array:
-    """The form for the native kernels. A bfloat16 table stays as it is, mapped from its file."""
+def place_for_kernels(array: Array) -> Array:
+    """Return an array as the native kernels read it: a bfloat16 table as it is, mapped from its
+    file, all else in float32.
+    """
     if array.dtype == BFLOAT16:
         return array
 
@@ -46,14 +52,14 @@ def in_float32(array: Array) -> Array:
 
 
 class _LinearParts(Struct):
-    """What is read of the modules of a site: pieces that are joined to one linear and its gate."""
+    """The rows that the modules of a site give to one linear, or to its gate."""
 
     weights: list[Weight] = field(default_factory=list)
     biases: list[Array] = field(default_factory=list)
 
 
 class OperationReader(Generic[Packed]):
-    """Reads the tensors of a checkpoint, each once, and packs or places them as a runner needs."""
+    """Makes operations, whose tensors it packs or places for a runner. Each is read once."""
 
     def __init__(
         self,
@@ -72,7 +78,8 @@ class OperationReader(Generic[Packed]):
         self._max_length = max_length
         self._place = place
 
-        # A checkpoint of the model without its head lacks the first word of each name.
+        # The names of a checkpoint that was saved without a head lack their first word: `model.` of
+        # `model.embed_tokens.weight`.
         path = architecture.names["embedding"]
         name = f"{path}.weight"
         short_name = name.partition(".")[2]
@@ -80,7 +87,7 @@ class OperationReader(Generic[Packed]):
 
         embedding_size = architecture.embedding_size or architecture.hidden_size
         self._embedding = self._take_weight(path, architecture.vocab_size, embedding_size)
-        # What the table and a head that is tied to it share.
+        # The embedding in blocks, which a head that is tied to it shares.
         self._packed_embedding: Packed | None = None
 
         self._rotations: dict[Rotary, Table] = {}
@@ -100,14 +107,14 @@ class OperationReader(Generic[Packed]):
             offset = architecture.position_offset
             num_rows = architecture.context_length + offset
             rows = self._take(path, num_rows, architecture.hidden_size)
-            positions = self._placed(rows[offset:][: self._max_length])
+            positions = self._placed(rows[offset : offset + self._max_length])
 
         return Embed(output, table, architecture.embedding_scale, positions)
 
     def norm(
         self, name: str, input: int, output: int, layer: int | None = None, adds: bool = False
     ) -> Norm:
-        """Read a norm by its name in the family's table."""
+        """Read a norm, of a layer if it has one, by its name in the family's table."""
         architecture = self.architecture
         is_centred = architecture.norm == "layer"
         weight = self._norm_weight(name, architecture.hidden_size, layer)
@@ -117,11 +124,17 @@ class OperationReader(Generic[Packed]):
             bias = self._take(path, architecture.hidden_size, part="bias")
 
         return Norm(
-            input, output, weight, architecture.norm_eps, self._placed(bias), is_centred, adds
+            input,
+            output,
+            weight,
+            architecture.norm_eps,
+            bias=self._placed(bias),
+            is_centred=is_centred,
+            adds=adds,
         )
 
     def attend(self, layer: int, input: int, output: int, is_wanted: bool) -> Attend:
-        """Read the norms of queries and keys, if the family has them."""
+        """Describe the attention of a layer. Norms of queries and keys are read if it has them."""
         architecture = self.architecture
         rotary = architecture.rotaries[layer]
         rotations = None if rotary is None else self._rotations[rotary]
@@ -137,7 +150,7 @@ class OperationReader(Generic[Packed]):
             input,
             output,
             layer,
-            architecture.scale,
+            scale=architecture.scale,
             softcap=architecture.softcap,
             window=architecture.windows[layer],
             rotations=rotations,
@@ -150,11 +163,14 @@ class OperationReader(Generic[Packed]):
     def linear(
         self, site: Site, input: int, output: int, *, activation: str = "none", adds: bool = False
     ) -> Linear[Packed]:
-        """Read the modules of a site, joined one below the other to a weight and its gate."""
+        """Read the modules of a site. The rows of their pieces, one below the other, make a weight
+        and its gate.
+        """
         plain = _LinearParts()
         gate = _LinearParts()
         for module in site.modules:
-            weight, bias = self._weight_and_bias(module)
+            weight = self._module_weight(module)
+            bias = self._module_bias(module)
             for piece in module.pieces:
                 parts = gate if piece.is_gate else plain
                 rows = slice(piece.first, piece.first + piece.num)
@@ -162,22 +178,19 @@ class OperationReader(Generic[Packed]):
                 if bias is not None:
                     parts.biases.append(bias[rows])
 
-        packed_weight = self._packed(plain.weights)
-        packed_gate = self._packed(gate.weights) if gate.weights else None
-
         return Linear(
             input,
             output,
-            packed_weight,
-            self._placed(_joined(plain.biases)),
-            packed_gate,
-            self._placed(_joined(gate.biases)),
-            activation,
-            adds,
+            weight=self._packed(plain.weights),
+            bias=self._placed(_joined(plain.biases)),
+            gate=self._packed(gate.weights) if gate.weights else None,
+            gate_bias=self._placed(_joined(gate.biases)),
+            activation=activation,
+            adds=adds,
         )
 
     def head(self, input: int, output: int) -> Linear[Packed]:
-        """Read the head, or take the embedding for it."""
+        """Read the head, which may be the embedding."""
         architecture = self.architecture
         packed = self._packed_head(self._head_weight())
         bias = None
@@ -188,7 +201,9 @@ class OperationReader(Generic[Packed]):
         return Linear(input, output, packed, self._placed(bias))
 
     def names_without_use(self, has_head: bool) -> set[str]:
-        """Return the names of the tensors that a program does not need if it has no head."""
+        """Return the names of the tensors that a program does not read: those of a head that it
+        does not have.
+        """
         if has_head:
             return set()
 
@@ -198,9 +213,9 @@ class OperationReader(Generic[Packed]):
     # Embedding and head.
 
     def _token_table(self) -> Table:
-        """Return the embedding as a table of rows of the hidden size.
+        """Return the embedding as a table whose rows have the hidden size.
 
-        Narrow rows are projected to it here, once, and not in every step.
+        Narrower rows are projected to it here, once, and not in every step.
         """
         embedding = self._embedding
         if isinstance(embedding, BlockRows):
@@ -216,10 +231,10 @@ class OperationReader(Generic[Packed]):
         return self._place(embedding)
 
     def _head_weight(self) -> Weight:
-        """Return the head's own weight, or that of the embedding where both are the same.
+        """Return the weight of the head, which is the embedding itself if both have the same rows.
 
-        As in transformers and vLLM, a head in the file that differs counts more than what
-        config.json says.
+        Where config.json ties both but the checkpoint has a head with other rows, the head counts,
+        as in transformers and vLLM.
         """
         architecture = self.architecture
         embedding = self._embedding
@@ -243,7 +258,11 @@ class OperationReader(Generic[Packed]):
         return head
 
     def _packed_head(self, weight: Weight) -> Packed:
-        """Pack the head. Hidden states are projected to narrow rows here, not in every step."""
+        """Pack the head.
+
+        Rows that are narrower than hidden states are projected to these here, once, and not the
+        hidden states to them in every step.
+        """
         if weight is self._embedding and self._packed_embedding is not None:
             return self._packed_embedding
 
@@ -258,7 +277,7 @@ class OperationReader(Generic[Packed]):
     # Tensors.
 
     def _packed(self, weights: Sequence[Weight]) -> Packed:
-        """Pack weights, one below the other: as blocks if all are in blocks."""
+        """Pack weights, one below the other. If all are in blocks, they stay so."""
         blocks = [weight for weight in weights if isinstance(weight, BlockRows)]
         if self._pack_blocks is not None and len(blocks) == len(weights):
             return self._pack_blocks(blocks)
@@ -273,17 +292,18 @@ class OperationReader(Generic[Packed]):
 
         return self._place(as_float32(array))
 
-    def _weight_and_bias(self, module: Module) -> tuple[Weight, Array | None]:
+    def _module_weight(self, module: Module) -> Weight:
         is_transposed = self.architecture.is_transposed
-        weight = self._take_weight(module.path, module.num_out, module.num_in, is_transposed)
-        bias = None
-        if module.has_bias:
-            bias = self._take(module.path, module.num_out, part="bias")
+        return self._take_weight(module.path, module.num_out, module.num_in, is_transposed)
 
-        return weight, bias
+    def _module_bias(self, module: Module) -> Array | None:
+        if not module.has_bias:
+            return None
+
+        return self._take(module.path, module.num_out, part="bias")
 
     def _norm_weight(self, name: str, size: int, layer: int | None) -> Table:
-        """Return the weight of a norm, which a family may keep as a difference from 1."""
+        """Return the weight of a norm. Some families store its difference from 1."""
         architecture = self.architecture
         weight = self._take(architecture.names[name].format(layer), size)
         return self._place(as_float32(weight) + np.float32(architecture.norm_offset))
@@ -291,9 +311,10 @@ class OperationReader(Generic[Packed]):
     def _take_weight(
         self, path: str, num_out: int, num_in: int, is_transposed: bool = False
     ) -> Weight:
-        """Return the weight (num_out, num_in) of a linear or a table, in blocks if they stay.
+        """Return the weight (num_out, num_in) of a linear or a table, in blocks if the checkpoint
+        has them and the runner packs them.
 
-        `is_transposed`: the checkpoint has floats as (num_in, num_out), if they are not quantised.
+        `is_transposed`: the checkpoint has it as (num_in, num_out), unless it is quantised.
         """
         name = self._name(path, "weight")
         if self._pack_blocks is not None:
@@ -325,10 +346,7 @@ def _floats(weight: Weight) -> Array:
 
 
 def _joined(arrays: list[Array]) -> Array | None:
-    """Return the rows of all arrays, or None if there is no array.
-
-    They are float32 if the arrays differ in their dtype.
-    """
+    """Return the rows of all arrays, in float32 if their dtypes differ, or None without arrays."""
     if not arrays:
         return None
 

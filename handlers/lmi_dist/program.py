@@ -16,7 +16,7 @@ from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.linear_sites import MAX_MODULES, Site, qkv_widths, sites_of_layer
 from handlers.lmi_dist.lora_limits import LoraLimits
-from handlers.lmi_dist.operation_reader import OperationReader, Place, in_float32
+from handlers.lmi_dist.operation_reader import OperationReader, Place, place_for_kernels
 from handlers.lmi_dist.operations import (
     Cap,
     Gather,
@@ -64,7 +64,7 @@ def load(
     max_length: int,
     progress: Progress,
     pack: Pack[Packed],
-    place: Place = in_float32,
+    place: Place = place_for_kernels,
     pack_blocks: PackBlocks[Packed] | None = None,
 ) -> Program[Packed]:
     """Return the program of a checkpoint, with room for adapters where the options enable them.
