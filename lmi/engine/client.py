@@ -1,9 +1,10 @@
-"""The front end's side of the engine sockets: a connection to each engine, and a stream of
-Responses for each request.
+"""The front end's side of the sockets to engines: a connection to each engine, and a stream of
+Results for each request.
 
-A request is encoded once. When an engine is lost, its requests end with `EngineLost`, and those
-without a Result yet may be sent to another engine, so a frame is kept until the first Result of its
-request. A stream that is closed before its end cancels its request.
+A request is encoded once, into a frame that every engine can read. When an engine is lost, its
+requests end with `EngineLost`. A request without a Result may then be sent to another engine, so
+its frame is kept until the first Result. A stream that is closed before its end cancels its
+request.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from lmi.engine.messages import (
     decode_to_front_end,
     encode,
 )
-from lmi.engine.submission import FrameMemory, Submission, UnlimitedMemory
+from lmi.engine.submission import FrameMemory, PromptOwner, Submission, UnlimitedMemory
 from lmi.errors import (
     EngineLost,
     ErrorInfo,
@@ -39,7 +40,7 @@ from lmi.ipc import Connecting, Connections, FrameTooLarge, frame
 from lmi.shared.state import EngineRecord, FrontEndRecord
 from lmi.types import Origin, WaitStatus
 
-# It takes a Result. What it returns is awaited before the next one is passed to it.
+# Takes a Result. An awaitable that it returns is awaited before it gets the next one.
 ResultTaker = Callable[[Result], Awaitable[None] | None]
 # The origin of a request that belongs to no client.
 ANYBODY = Origin()
@@ -48,7 +49,12 @@ Outcomes = Mapping[str, AdapterOutcome]
 
 
 class ResponseStream:
-    """The Responses of one request, in their order, which `forward` passes on. Always close it."""
+    """The Results of one request, in their order, which `forward` passes on. Always close it.
+
+    A token wakes no task: while the task of `forward` sleeps, `put` itself passes a Result on. The
+    task wakes only to await what the taker returned, to raise an error, or to end. Results that
+    arrive while it is awake wait in an inbox, from which it takes them.
+    """
 
     def __init__(self, connection: "EngineConnection", submission: Submission) -> None:
         # Whether a Result has come.
@@ -58,23 +64,20 @@ class ResponseStream:
         self.status = WaitStatus()
         self.submission = submission
 
-        # What the task of `forward` has to take itself, since it worked when that arrived, or has
-        # to raise.
+        # Results that the task of `forward` passes on, and errors that it raises.
         self._inbox: deque[Result | Exception] = deque()
         self._take: ResultTaker | None = None
-        # What the task of `forward` sleeps on. Its result is what the task awaits next.
+        # What the task sleeps on. Its result is what the task awaits first when it wakes.
         self._sleep: asyncio.Future[Awaitable[None] | None] | None = None
-        # Whether no further Response will come.
+        # Whether nothing more will arrive.
         self._is_over = False
         # Set when the engine answers an AskStatus.
         self._status_came: asyncio.Event | None = None
 
     async def forward(self, take: ResultTaker) -> None:
-        """Pass each Result to `take` until the last one, or until `close`. Raises the LmiError that
-        ended the request.
+        """Pass each Result to `take`, until the last one or until `close`.
 
-        `put` calls `take` as a Result arrives, so that a token wakes no task. If `take` returns an
-        awaitable, this task awaits it, and meanwhile later Results wait here.
+        Raises the LmiError that ended the request, and what `take` raises.
         """
         self._take = take
         while self._inbox or not self._is_over:
@@ -97,8 +100,8 @@ class ResponseStream:
         return not (self.has_begun or self._is_over)
 
     async def ask_status(self, timeout_s: float) -> WaitStatus:
-        """Return how far the request is, as its engine says now, or said last if it does not answer
-        in time.
+        """Ask the engine how far the request is. If it does not answer in time, return what it said
+        last.
         """
         self._status_came = asyncio.Event()
         self.connection.write(frame(encode(AskStatus(self.submission.id))))
@@ -117,27 +120,24 @@ class ResponseStream:
         its client has left.
         """
         self._inbox.clear()
-        # It may refer to this stream.
+        # The taker may refer to this stream.
         self._take = None
+
         sleep = self._sleep
         if sleep is not None and sleep.done() and not sleep.cancelled():
             # The task was woken, but cancelled before it could await this.
             forget(sleep.result())
 
-        is_sent = True
+        takes_no_memory = True
         if not self._is_over:
             self._is_over = True
-            is_sent = self.connection.cancel(self.submission, has_left=has_left)
+            takes_no_memory = self.connection.cancel(self.submission, has_left=has_left)
 
-        if is_sent:
+        if takes_no_memory:
             self.submission.release()
 
     def put(self, arrival: Result | LmiError) -> None:
-        """Pass a Result on, or the error that ends the request. Called in the turn of the event
-        loop in which it arrives.
-
-        The task of `forward` sleeps on, unless it has to await something, to raise, or to end.
-        """
+        """Pass a Result on, or the error that ends the request, when it arrives from the engine."""
         if isinstance(arrival, LmiError) or arrival.is_final:
             self._is_over = True
 
@@ -147,20 +147,22 @@ class ResponseStream:
 
         sleep = self._sleep
         if sleep is None or sleep.done():
-            # The task works on an earlier Result, or it was cancelled.
+            # The task is awake, or was cancelled.
             self._inbox.append(arrival)
             return
 
         pause = self._pass_on(arrival)
         if sleep.done():
-            # To take it has cancelled the task.
+            # The taker has cancelled the task.
             forget(pause)
         elif pause is not None or self._inbox or self._is_over:
             sleep.set_result(pause)
 
     def _pass_on(self, arrival: Result | LmiError) -> Awaitable[None] | None:
-        """Pass a Result on, and return what the task has to await. An error goes to the inbox, for
-        the task to raise, also one of `take`: it belongs to this request, not to the connection.
+        """Pass a Result to the taker, and return what the task has to await.
+
+        An error goes to the inbox, for the task to raise. So does one of the taker, which belongs
+        to this request and not to the connection.
         """
         if isinstance(arrival, LmiError):
             self._inbox.append(arrival)
@@ -175,13 +177,13 @@ class ResponseStream:
 
 
 def forget(pause: Awaitable[None] | None) -> None:
-    """Close what nobody will await. It does nothing to a coroutine that has ended."""
+    """Close a coroutine that nobody will await. One that has ended stays as it is."""
     if isinstance(pause, Coroutine):
         pause.close()
 
 
 class EngineConnection(Connecting):
-    """One socket to one engine, and the streams of its requests."""
+    """The socket to one engine, and the streams of its requests."""
 
     other_end = "an engine"
 
@@ -191,9 +193,11 @@ class EngineConnection(Connecting):
         self.outcomes: Outcomes = {}
         # Set by the engine's next Ready, or when the engine is lost.
         self.news = asyncio.Event()
+        # Those of the prompts and of the longest possible answers of all requests here.
         self.num_outstanding_tokens = 0
+        # By the id of the request.
         self._streams: dict[int, ResponseStream] = {}
-        # Cancelled ones whose frames the transport may still have to send.
+        # Cancelled requests whose frames the transport may still have to send.
         self._cancelled_unsent: list[Submission] = []
 
     def send(self, submission: Submission) -> ResponseStream:
@@ -208,15 +212,16 @@ class EngineConnection(Connecting):
         """Forget a request, here and in the engine. Returns whether its frame takes no memory here
         any more.
         """
-        is_unknown = self._forget(submission.id) is None
-        if is_unknown or self.take_back(submission.id):
+        stream = self._forget(submission.id)
+        if stream is None or self.take_back(submission.id):
             return True
 
         self.write(frame(encode(Cancel(submission.id, has_left))))
-        if self._is_paused:
-            self._cancelled_unsent.append(submission)
+        if not self._is_paused:
+            return True
 
-        return not self._is_paused
+        self._cancelled_unsent.append(submission)
+        return False
 
     def resume_writing(self) -> None:
         self._release_cancelled()
@@ -256,8 +261,8 @@ class EngineConnection(Connecting):
     def _put(self, response: Response) -> None:
         """Pass a Response to the stream of its request."""
         stream = self._streams.get(response.request_id)
-        # Without a stream, the request was cancelled a moment ago.
         if stream is None:
+            # The request was cancelled a moment ago.
             return
 
         arrival = result_or_failure(response)
@@ -283,6 +288,7 @@ class EngineConnection(Connecting):
         self.news = asyncio.Event()
 
 
+# Connections to engines, by the slots of the engines.
 BySlot = Mapping[int, EngineConnection]
 
 
@@ -296,8 +302,8 @@ class Engines(Connections[EngineConnection]):
         record: FrontEndRecord | None = None,
         memory: FrameMemory | None = None,
     ) -> None:
-        """`record` is that of the front end, where it counts requests that move. `memory` counts
-        their frames.
+        """`record` is the front end's record, where requests count that move to another engine.
+        `memory` counts the frames of requests.
         """
         super().__init__(EngineConnection, sockets, records)
         self._adapters: tuple[str, ...] = ()
@@ -324,7 +330,7 @@ class Engines(Connections[EngineConnection]):
             num_tokens=num_prompt_tokens + request.max_tokens,
             num_prompt_tokens=num_prompt_tokens,
             memory=self._memory,
-            owner=(adapter_name, request.cache_salt),
+            owner=PromptOwner(adapter_name, request.cache_salt),
         )
 
     def submit(
@@ -343,11 +349,12 @@ class Engines(Connections[EngineConnection]):
         session: str | None = None,
         prompt_cache_key: str | None = None,
     ) -> ResponseStream:
-        """Send a request to the engine of its session, else to the best one.
+        """Send a request to the engine of its session, or to the best one if it has no session.
 
-        The best one also gets it if as many requests wait at the engine of the session as can run
-        there. A `prompt_cache_key` is a hint, which counts only where engines share prompts. Raises
-        Unavailable if no engine is ready, and Overloaded if the frame has no room.
+        Where as many requests wait at the engine of the session as can run there, the best one gets
+        it too. A `prompt_cache_key` is a hint to the engine that has the prompt's beginning, which
+        only `PrefixEngines` follow. Raises Unavailable if no engine is ready, and Overloaded if the
+        frame has no room.
         """
         candidates: BySlot = self._candidates(submission.adapter)
         if session is not None:
@@ -386,10 +393,10 @@ class Engines(Connections[EngineConnection]):
         return min(engines.values(), key=lambda connection: connection.num_outstanding_tokens)
 
     async def ready(self, adapter: str | None = None) -> EngineInfo:
-        """Return what an engine says of itself and the model: an engine that may get a request for
-        `adapter` now. All replicas say the same, but for their `adapters`.
+        """Return what an engine that may get a request for `adapter` says of itself and the model.
 
-        Waits a moment for an engine that is about to connect. Raises Unavailable if none is ready.
+        All replicas say the same, but for their `adapters`. Waits a moment for an engine that is
+        about to connect. Raises Unavailable if none is ready.
         """
         await self.wait_for(self.serving)
         infos = (engine.info for engine in self._candidates(adapter).values())
@@ -397,9 +404,7 @@ class Engines(Connections[EngineConnection]):
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """The adapters that requests may use. While no engine is connected, they are those that
-        were known last.
-        """
+        """The adapters that any engine has. While no engine is connected, those of before."""
         infos = [engine.info for engine in self.serving().values() if engine.info is not None]
         if infos:
             names = set[str]()
@@ -411,9 +416,7 @@ class Engines(Connections[EngineConnection]):
         return self._adapters
 
     def serving(self) -> BySlot:
-        """Return the connected engines with a recent heartbeat, or all connected ones if none has
-        one.
-        """
+        """Return the connected engines whose heartbeat is recent, or all if none is."""
         ready = {
             slot: connection
             for slot, connection in self.open.items()
@@ -441,8 +444,8 @@ class Engines(Connections[EngineConnection]):
 
 
 def slot_of(name: str, slots: Iterable[int]) -> int:
-    """Return the slot of a name. Every front end finds the same one, and it stays the same while
-    other engines come and go.
+    """Return the slot of a name, by rendezvous hashing: every front end finds the same one, and it
+    stays the same while other engines come and go.
     """
 
     def weight(slot: int) -> bytes:

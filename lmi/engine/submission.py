@@ -1,9 +1,16 @@
 """A request as it is sent to an engine, and the memory that its frame takes until then."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
+
+
+class PromptOwner(NamedTuple):
+    """Whose cached prompts a request may use."""
+
+    adapter: str | None = None
+    cache_salt: str | None = None
 
 
 class FrameMemory(Protocol):
@@ -38,8 +45,7 @@ class Submission(Struct, eq=False):
     num_tokens: int
     num_prompt_tokens: int
     memory: FrameMemory
-    # The adapter and the salt whose cached prompts it may use.
-    owner: tuple[str | None, str | None] = None, None
+    owner: PromptOwner = PromptOwner()
     # A key for each whole block of the prompt.
     prefix_keys: Sequence[int] = ()
     # What `memory` counts for this request.
@@ -47,7 +53,7 @@ class Submission(Struct, eq=False):
 
     @property
     def adapter(self) -> str | None:
-        return self.owner[0]
+        return self.owner.adapter
 
     def hold(self) -> None:
         """Count the frame from now on. Raises Overloaded if it has no room."""
