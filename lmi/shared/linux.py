@@ -1,5 +1,5 @@
-"""What a process of ours asks of Linux: its start and end, its name, its cores, its
-memory.
+"""Calls by which a process starts others and changes itself: its end, its name, its cores, what the
+kernel shows of it.
 
 Sources: prctl(2), proc(5).
 """
@@ -8,7 +8,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -22,14 +22,15 @@ PR_SET_CHILD_SUBREAPER = 36
 EXIT_EXEC_FAILED = 127
 # _IOLBF of stdio.h.
 IOLBF = 1
+# The variable that tells a program its descriptor for the log, if that is not standard error.
 LOG_FD_NAME = "LMI_LOG_FD"
-# The variable that names the supervisor to its children.
+# The variable that tells its children the process id of the supervisor.
 SUPERVISOR_PID = "LMI_SUPERVISOR_PID"
 # The variable that tells an engine which replica of its model it is.
 REPLICA = "LMI_REPLICA"
-# The variable that names its cores to a process.
+# The variable that tells a process the numbers of its cores, with commas between them.
 CORES = "LMI_CORES"
-# The variable that says why an engine has fewer threads than there are cores.
+# The variable that tells an engine why it has fewer threads than there are cores.
 THREADS_WHY = "LMI_THREADS_WHY"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -55,8 +56,8 @@ def hide_memory() -> None:
     """Keep other processes of this user from reading this process's environment and memory in
     /proc.
 
-    Its files there belong to root then, so that it cannot open some of them itself. A program that
-    it starts is readable again.
+    Then its files there are root's, and it cannot open some of them itself. A program that it
+    executes is readable again.
     """
     _prctl(PR_SET_DUMPABLE, 0)
 
@@ -87,17 +88,17 @@ def spawn(
     folder: str | None = None,
     output_fd: int | None = None,
 ) -> int:
-    """Start a program as leader of a new process group, which dies with this process, and return
-    its pid.
+    """Start a program as leader of a new process group, and return its pid. The program is killed
+    when this process dies.
 
-    `become` makes the process one of another user. `output_fd` becomes its standard output and
-    error. `log_fd` then returns, in the program, the standard error of this process.
+    `become` makes the child a process of another user. `output_fd` becomes the standard output and
+    error of the program, which then logs to this process's standard error (`log_fd`).
 
-    It does not use `subprocess`, which would race with a supervisor that reaps every child. Call it
-    from a process without threads.
+    A signal of ENDING that comes before the program has begun ends it: this process's handlers,
+    which would swallow the signal, are removed before it is let in.
 
-    A signal of ENDING that comes before the program has begun ends it: the handlers of this
-    process, which would swallow it, are away before it is let in.
+    Call it from a process without threads. `subprocess` would not do, because it would race with a
+    supervisor that reaps every child.
     """
     parent_pid = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SignalPipe.HANDLED)
@@ -116,17 +117,11 @@ def spawn(
 
         return pid
 
+    # From here on this is the child, which never returns.
     try:
-        _reset_signals()
-        os.setpgid(0, 0)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        # While a process hides its memory, its /proc/self/oom_score_adj is root's.
-        _prctl(PR_SET_DUMPABLE, 1)
-        set_oom_score(oom_score)
-        hide_memory()
-        if become is not None:
-            become()
-
+        _leave_parent(mask)
+        _set_rights(oom_score, become)
+        # The kernel forgets this when a process becomes another user's, so it comes after that.
         die_with_parent(parent_pid, signal.SIGKILL)
         if folder is not None:
             os.chdir(folder)
@@ -145,9 +140,11 @@ def spawn(
         os._exit(EXIT_EXEC_FAILED)
 
 
-def _reset_signals() -> None:
-    """Forget the handlers of the parent, in a child that is to become another program. Strays are
-    ignored before signals come in, so from the program's first moment.
+def _leave_parent(mask: Iterable[int]) -> None:
+    """In a new child, forget the parent's handlers of signals, begin a process group and let in the
+    signals that `mask` does not block.
+
+    Strays are ignored before signals are let in, and so from the program's first moment on.
     """
     # The pipe belongs to the parent.
     signal.set_wakeup_fd(-1)
@@ -155,11 +152,23 @@ def _reset_signals() -> None:
         signal.signal(signum, signal.SIG_DFL)
 
     ignore_strays()
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _set_rights(oom_score: int, become: Callable[[], None] | None) -> None:
+    """In a new child, set how soon the kernel kills it, hide its memory and change its user."""
+    # The parent may hide its memory. Then /proc/self/oom_score_adj is root's here too.
+    _prctl(PR_SET_DUMPABLE, 1)
+    set_oom_score(oom_score)
+    hide_memory()
+    if become is not None:
+        become()
 
 
 def _redirect_output(output_fd: int) -> int:
-    """Make a descriptor the standard output and error. Returns that of the former standard
-    error.
+    """Make a descriptor the standard output and error. Returns a descriptor of the former standard
+    error, which the program inherits.
     """
     former_stderr = os.dup(STDERR)
     os.set_inheritable(former_stderr, True)
@@ -169,15 +178,16 @@ def _redirect_output(output_fd: int) -> int:
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End this process with an exit code. Threads of a library or of user code do not delay it."""
+    """End this process with an exit code, without waiting for threads of libraries or user code."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def log_fd() -> int:
-    """Return the descriptor that this process logs to. Call it once: what this process starts
-    inherits none of it.
+    """Return the descriptor that this process logs to. Call it once.
+
+    From then on, programs that this process starts do not inherit it.
     """
     fd = int(os.environ.pop(LOG_FD_NAME, STDERR))
     if fd != STDERR:
@@ -187,16 +197,15 @@ def log_fd() -> int:
 
 
 def print_lines_at_once() -> None:
-    """Let C code that prints to a pipe write each line when it ends. By default lines wait until
-    they fill 4 KB.
-    """
+    """Let C code print each line to a pipe at its end, and not only when lines fill 4 KB."""
     stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
     _libc.setvbuf(stdout, None, IOLBF, ctypes.c_size_t(0))
 
 
 def bind_threads(cores: Sequence[int], pid: int | None = None) -> None:
-    """Let every thread of a process, of this one by default, run only on these cores. Later threads
-    inherit them.
+    """Let every thread of a process, by default this one, run only on these cores.
+
+    Threads that begin later inherit them.
     """
     # An OSError means that the process or a thread of it has ended, or that a core is gone.
     with suppress(OSError):
@@ -206,9 +215,7 @@ def bind_threads(cores: Sequence[int], pid: int | None = None) -> None:
 
 
 def keep_to_cores() -> None:
-    """Bind every thread of this process, and those that they start, to the cores that its
-    environment names.
-    """
+    """Bind the threads of this process to the cores that CORES names, if it names any."""
     cores = os.environ.get(CORES)
     if cores:
         bind_threads([int(core) for core in cores.split(",")])
@@ -216,8 +223,10 @@ def keep_to_cores() -> None:
 
 def process_bytes() -> int:
     """Return the memory of this process, without what it maps from files or shares."""
+    # Numbers of pages: of the address space, of those in memory, of those in memory and shared.
     numbers = Path("/proc/self/statm").read_text().split()
-    _, num_resident, num_shared = map(int, numbers[:3])
+    num_resident = int(numbers[1])
+    num_shared = int(numbers[2])
     return (num_resident - num_shared) * os.sysconf("SC_PAGE_SIZE")
 
 
