@@ -1,7 +1,8 @@
-"""The members of AWS's operations that are headers, with their rules, and which of them a
-container gets.
+"""The members of SageMaker's operations that are sent as headers: their rules, and under which name
+a container gets them.
 
-The table is botocore's models of the SageMaker runtimes, in their words; a test holds both equal.
+In botocore's words a member is a parameter of an operation, such as `CustomAttributes` of
+`InvokeEndpoint`. The tables are its models of the SageMaker runtimes; a test holds both equal.
 """
 
 import re
@@ -12,29 +13,43 @@ from lmi.gateway.errors import invalid
 
 # The prefix of the headers of SageMaker.
 PREFIX = "X-Amzn-SageMaker-"
-# The patterns of several members, in Java's words.
-FOLDER = "^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
+
+# The patterns of members, as Java spells regular expressions.
 ASCII = r"\p{ASCII}*"
 PRINTABLE = r"\A\S[\p{Print}]*\z"
-# As the model of inference routers writes them.
+NAME = "^[a-zA-Z0-9](-*[a-zA-Z0-9])*"
+COMPONENT = r"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$"
+FOLDER = "^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
+FILE = r"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$"
+NEW_OR_SESSION = "^(NEW_SESSION)$|^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"
+
+# Patterns of inference routers, whose model writes them otherwise.
 ROUTER_PRINTABLE = r"\S[\p{Print}]*"
 ROUTER_NAMES = "[a-zA-Z0-9](-*[a-zA-Z0-9])*"
-NAME = "^[a-zA-Z0-9](-*[a-zA-Z0-9])*"
+ROUTER_FOLDER = "(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+"
+ROUTER_FILE = r"(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*"
+
+# Patterns of streams in both directions. Source: a contract of AWS's API for these.
+PATH = r"^[A-Za-z0-9\-._]+(?:/[A-Za-z0-9\-._]+)*$"
+PAIR = r"[a-zA-Z0-9][A-Za-z0-9_-]*=(?:[A-Za-z0-9._~\-]|%[0-9A-Fa-f]{2})+"
+QUERY = f"^{PAIR}(?:&{PAIR})*$"
 
 
 @dataclass(frozen=True)
 class AwsMember:
-    """A member of an operation, and the rule that its value must keep."""
+    """A member of an operation, and the rules that its value must keep."""
 
     name: str
+    # "" for a member that is part of the path.
     header: str
-    # None for a whole number. The bounds are then those of the number, else of its length.
+    # None for a whole number.
     pattern: str | None
+    # The bounds of a whole number, or else of the value's length.
     minimum: int
     maximum: int
 
     def check(self, value: str) -> str:
-        """Return the value. Raises AwsError in AWS's own words."""
+        """Return the value. If it breaks a rule, raise AwsError in AWS's own words."""
         rule = self.broken_rule(value)
         if rule:
             member = self.name[0].lower() + self.name[1:]
@@ -46,7 +61,7 @@ class AwsMember:
         return value
 
     def broken_rule(self, value: str) -> str:
-        """Return the rule that the value breaks, or ""."""
+        """Return the rule that the value breaks, or "" if it keeps all."""
         if self.pattern is None:
             if not re.fullmatch("[0-9]{1,9}", value):
                 return "be a whole number"
@@ -77,52 +92,46 @@ def spelled(pattern: str) -> str:
 
 
 ENDPOINT_NAME = AwsMember("EndpointName", "", NAME, 0, 63)
+ROUTER_NAME = AwsMember("InferenceRouterName", "", ROUTER_NAMES, 1, 63)
 COMPONENT_NAME = AwsMember(
-    "InferenceComponentName",
-    PREFIX + "Inference-Component",
-    r"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$",
-    0,
-    63,
+    "InferenceComponentName", PREFIX + "Inference-Component", COMPONENT, 0, 63
 )
 CONTENT_TYPE = AwsMember("ContentType", "Content-Type", ASCII, 0, 1024)
 ACCEPT = AwsMember("Accept", "Accept", ASCII, 0, 1024)
-OTHER_ACCEPT = AwsMember("Accept", PREFIX + "Accept", ASCII, 0, 1024)
 SESSION_ID = AwsMember("SessionId", PREFIX + "Session-Id", NAME + "$", 0, 256)
-ROUTER_NAME = AwsMember("InferenceRouterName", "", ROUTER_NAMES, 1, 63)
-# The members of both operations of routers.
-OF_ROUTERS = (
-    AwsMember("RoutingTargetName", PREFIX + "Routing-Target-Name", ROUTER_NAMES, 1, 63),
-    AwsMember("CustomAttributes", PREFIX + "Custom-Attributes", ASCII, 0, 1024),
-    AwsMember("InferenceId", PREFIX + "Inference-Id", ROUTER_PRINTABLE, 1, 64),
-)
+# The same two members, under the headers of asynchronous operations. A stream has the second one.
 OTHER_CONTENT_TYPE = AwsMember("ContentType", PREFIX + "Content-Type", ASCII, 0, 1024)
-TIMES = (
-    AwsMember("RequestTTLSeconds", PREFIX + "RequestTTLSeconds", None, 60, 21600),
-    AwsMember("InvocationTimeoutSeconds", PREFIX + "InvocationTimeoutSeconds", None, 1, 3600),
-)
+OTHER_ACCEPT = AwsMember("Accept", PREFIX + "Accept", ASCII, 0, 1024)
+
+# The members of all operations of endpoints.
 COMMON = (
     AwsMember("CustomAttributes", PREFIX + "Custom-Attributes", ASCII, 0, 1024),
     AwsMember("InferenceId", PREFIX + "Inference-Id", PRINTABLE, 1, 64),
 )
+# The members that say which container of an endpoint answers.
 ROUTED = (
     AwsMember("TargetVariant", PREFIX + "Target-Variant", NAME, 0, 63),
     AwsMember("TargetContainerHostname", PREFIX + "Target-Container-Hostname", NAME, 0, 63),
     COMPONENT_NAME,
     AwsMember("PrefixAwareId", PREFIX + "Prefix-Aware-Id", PRINTABLE, 1, 64),
 )
-# Source: a contract of AWS's API for streams in both directions.
-PAIR = r"[a-zA-Z0-9][A-Za-z0-9_-]*=(?:[A-Za-z0-9._~\-]|%[0-9A-Fa-f]{2})+"
-QUERY = f"^{PAIR}(?:&{PAIR})*$"
+# The members that name a path of the container, for a stream in both directions.
 STREAMED = (
-    AwsMember(
-        "ModelInvocationPath",
-        PREFIX + "Model-Invocation-Path",
-        r"^[A-Za-z0-9\-._]+(?:/[A-Za-z0-9\-._]+)*$",
-        0,
-        100,
-    ),
+    AwsMember("ModelInvocationPath", PREFIX + "Model-Invocation-Path", PATH, 0, 100),
     AwsMember("ModelQueryString", PREFIX + "Model-Query-String", QUERY, 0, 2048),
 )
+# The members of both operations of inference routers.
+OF_ROUTERS = (
+    AwsMember("RoutingTargetName", PREFIX + "Routing-Target-Name", ROUTER_NAMES, 1, 63),
+    AwsMember("CustomAttributes", PREFIX + "Custom-Attributes", ASCII, 0, 1024),
+    AwsMember("InferenceId", PREFIX + "Inference-Id", ROUTER_PRINTABLE, 1, 64),
+)
+# The limits of both asynchronous operations.
+TIMES = (
+    AwsMember("RequestTTLSeconds", PREFIX + "RequestTTLSeconds", None, 60, 21600),
+    AwsMember("InvocationTimeoutSeconds", PREFIX + "InvocationTimeoutSeconds", None, 1, 3600),
+)
+
 # The members of each operation that are headers.
 MEMBERS: dict[str, tuple[AwsMember, ...]] = {
     "InvokeEndpoint": (
@@ -132,23 +141,21 @@ MEMBERS: dict[str, tuple[AwsMember, ...]] = {
         ACCEPT,
         AwsMember("TargetModel", PREFIX + "Target-Model", PRINTABLE, 1, 1024),
         AwsMember("EnableExplanations", PREFIX + "Enable-Explanations", ".*", 1, 64),
-        AwsMember(
-            "SessionId",
-            PREFIX + "Session-Id",
-            "^(NEW_SESSION)$|^[a-zA-Z0-9](-*[a-zA-Z0-9])*$",
-            0,
-            256,
-        ),
+        AwsMember("SessionId", PREFIX + "Session-Id", NEW_OR_SESSION, 0, 256),
     ),
-    "InvokeEndpointWithResponseStream": (*COMMON, *ROUTED, CONTENT_TYPE, OTHER_ACCEPT, SESSION_ID),
+    "InvokeEndpointWithResponseStream": (
+        *COMMON,
+        *ROUTED,
+        CONTENT_TYPE,
+        OTHER_ACCEPT,
+        SESSION_ID,
+    ),
     "InvokeEndpointAsync": (
         *COMMON,
         OTHER_CONTENT_TYPE,
         OTHER_ACCEPT,
         AwsMember("S3OutputPathExtension", PREFIX + "S3OutputPathExtension", FOLDER, 1, 512),
-        AwsMember(
-            "Filename", PREFIX + "Filename", r"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$", 1, 32
-        ),
+        AwsMember("Filename", PREFIX + "Filename", FILE, 1, 32),
         *TIMES,
     ),
     "InvokeInferenceRouter": (
@@ -161,16 +168,8 @@ MEMBERS: dict[str, tuple[AwsMember, ...]] = {
         *OF_ROUTERS,
         OTHER_CONTENT_TYPE,
         OTHER_ACCEPT,
-        AwsMember(
-            "S3OutputPathExtension",
-            PREFIX + "S3OutputPathExtension",
-            "(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+",
-            1,
-            512,
-        ),
-        AwsMember(
-            "Filename", PREFIX + "Filename", r"(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*", 1, 64
-        ),
+        AwsMember("S3OutputPathExtension", PREFIX + "S3OutputPathExtension", ROUTER_FOLDER, 1, 512),
+        AwsMember("Filename", PREFIX + "Filename", ROUTER_FILE, 1, 64),
         *TIMES,
     ),
     # botocore does not have it. AWS's own client sends the first three, the others are as above.
@@ -181,9 +180,14 @@ MEMBERS: dict[str, tuple[AwsMember, ...]] = {
         SESSION_ID,
     ),
     # At the path of OpenAI's API.
-    "chat": (*COMMON, CONTENT_TYPE, ACCEPT, SESSION_ID),
+    "chat": (
+        *COMMON,
+        CONTENT_TYPE,
+        ACCEPT,
+        SESSION_ID,
+    ),
 }
-# What a container gets of them, under which name. The others are for the platform.
+# The header in which a container gets a member. The other members are for the platform alone.
 TO_CONTAINER = {
     "ContentType": "Content-Type",
     "Accept": "Accept",
