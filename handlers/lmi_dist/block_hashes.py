@@ -1,5 +1,7 @@
-"""The hashes of cached blocks, made as vLLM's `sha256_cbor` makes them: of the block before, the
-tokens, and what else keeps requests apart.
+"""The hashes of cached blocks, which cache events have. They are those of vLLM's `sha256_cbor`.
+
+A block is hashed with its tokens, the hash of the block before it, and whatever else keeps requests
+from sharing it, such as an adapter or a salt.
 """
 
 from collections.abc import Sequence
@@ -7,22 +9,22 @@ from hashlib import sha256
 
 from handlers.lmi_dist.cached_blocks import Root
 
-# This stands in the place of the block before the first one.
+# Its hash stands for the block before the first one.
 SEED = "vllm-none-hash"
-# The kinds of values in CBOR.
-ARRAY = 4
+# The types of values in CBOR, and its null. Source: RFC 8949.
+NUMBER = 0
 BYTES = 2
 TEXT = 3
-NUMBER = 0
-NOTHING = b"\xf6"
-# What keeps requests apart: each has a name of what it is, then values.
+ARRAY = 4
+NULL = b"\xf6"
+# What keeps blocks of the same tokens apart: tuples of a kind, such as "lora", and its values.
 Extra = tuple[tuple[str, ...], ...]
 
 
 def extra_of(root: Root, adapter: str | None, *, is_first: bool) -> Extra:
-    """Return what keeps the blocks below a root apart from those with the same tokens.
+    """Return what keeps a block below a root apart from others with the same tokens.
 
-    A salt is part of the first.
+    A salt keeps the first block apart, and so, by their hashes, those behind it.
     """
     extra: list[tuple[str, ...]] = []
     if root.adapter:
@@ -35,20 +37,21 @@ def extra_of(root: Root, adapter: str | None, *, is_first: bool) -> Extra:
 
 
 def digest_of(before: bytes | None, tokens: Sequence[int], extra: Extra = ()) -> bytes:
-    """Return the hash of a block: SHA-256 of the CBOR of the hash before it, its tokens, and what
-    is `extra`.
+    """Return the hash of a block: SHA-256 of a list in CBOR of the hash before it, its tokens and
+    `extra`. `before` is None for the first block.
     """
-    parts = [
-        _head(ARRAY, 3),
-        _bytes(before or FIRST),
-        _array([_head(NUMBER, token) for token in tokens]),
-    ]
+    encoded_extra = NULL
     if extra:
-        parts.append(_array([_array(list(map(_text, values))) for values in extra]))
-    else:
-        parts.append(NOTHING)
+        encoded_extra = _array([_array([_text(value) for value in values]) for values in extra])
 
-    return sha256(b"".join(parts)).digest()
+    block = _array(
+        [
+            _bytes(before or FIRST),
+            _array([_head(NUMBER, token) for token in tokens]),
+            encoded_extra,
+        ]
+    )
+    return sha256(block).digest()
 
 
 def _array(items: list[bytes]) -> bytes:
@@ -65,7 +68,7 @@ def _text(value: str) -> bytes:
 
 
 def _head(kind: int, number: int) -> bytes:
-    """Return a number of CBOR in its shortest form, with the kind of what it counts."""
+    """Return the first bytes of a value: its type, and the number itself or that of its items."""
     if number < 24:
         return bytes((kind << 5 | number,))
 

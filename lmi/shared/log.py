@@ -1,9 +1,9 @@
-"""The log of every process of lmi: one event is one line of at most 16 KB, text on a terminal and
-else JSON.
+"""The log of every process of lmi. An event is a line of at most 16 KB: text on a terminal, else
+JSON.
 
 Line ends, escape sequences and invisible characters are escaped, so that no client can forge a line
-or control the terminal. No process waits for the log's reader: a line without room is dropped and
-counted, and the next has the count.
+or control the terminal. No process waits for the log's reader: a line without room is dropped, and
+the next line that has room tells how many were.
 """
 
 import logging
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -29,7 +29,7 @@ COLOURS = {
     "ERROR": 31,
     "CRITICAL": 31,
 }
-# Bytes, with the line end.
+# The bytes of a line, with its end.
 MAX_LINE = 16 << 10
 # Control characters, line and paragraph separators, marks that change the direction of text, halves
 # of surrogate pairs.
@@ -45,16 +45,26 @@ FOREIGN = (
     "uvicorn.error",
     "uvicorn.access",
 )
+# The attributes of an event that are not its caller's `extra`.
 RECORD_FIELDS = frozenset(
     [*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"]
 )
 
 
+class _Tally(NamedTuple):
+    """Where dropped lines are counted: a field of a record."""
+
+    record: object
+    field: str
+
+    def add(self, num_lines: int) -> None:
+        setattr(self.record, self.field, getattr(self.record, self.field) + num_lines)
+
+
 _fd = STDERR
-# Counts for a process that has no record yet.
+# Counts while the process has no record.
 _unrecorded = SimpleNamespace(num_log_lines_dropped=0)
-# The record and the name of its field that has the number of dropped lines.
-_tally: tuple[object, str] = (_unrecorded, "num_log_lines_dropped")
+_tally = _Tally(_unrecorded, "num_log_lines_dropped")
 
 
 def fd() -> int:
@@ -89,12 +99,13 @@ def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR
 
 
 def follow(level: int) -> None:
-    """Log from this level on, and say so. It is that of the supervisor's record, which is 0 until a
-    signal comes.
+    """Log from this level on, and say so if that is new.
+
+    The level is that of the supervisor's record, which is 0 until a signal sets it.
     """
     root = logging.getLogger()
     if level and level != root.level:
-        # So that the next line is seen, whatever the level was.
+        # The line about the change is written if either level allows it.
         root.setLevel(min(level, root.level))
         logging.getLogger(__name__).info("the log begins at %s now", logging.getLevelName(level))
         root.setLevel(level)
@@ -108,16 +119,16 @@ def is_text(format: str) -> bool:
 def count_dropped_in(record: object, field: str = "num_log_lines_dropped") -> None:
     """Count the lines that this process drops in a field of its record in the shared block."""
     global _tally
-    if _tally[0] is _unrecorded:
-        setattr(record, field, getattr(record, field) + _unrecorded.num_log_lines_dropped)
+    tally = _Tally(record, field)
+    if _tally.record is _unrecorded:
+        tally.add(_unrecorded.num_log_lines_dropped)
 
-    _tally = record, field
+    _tally = tally
 
 
 def add_dropped(num_lines: int) -> None:
     """Count lines of this process that were dropped."""
-    record, field = _tally
-    setattr(record, field, getattr(record, field) + num_lines)
+    _tally.add(num_lines)
 
 
 def escape(text: str) -> str:
@@ -129,7 +140,7 @@ def escape(text: str) -> str:
 
 
 class LineHandler(logging.Handler):
-    """Writes each line at once, so that the lines of several processes do not mix. It does not wait
+    """Writes each line in one call, so that lines of several processes do not mix. It does not wait
     for a reader.
     """
 
@@ -140,7 +151,7 @@ class LineHandler(logging.Handler):
         self.formatter: LineFormatter = formatter
         self.sink = Sink(fd)
         self._line_start = line_start
-        # The lines since the last one that was written.
+        # How many lines were dropped since the last one that was written.
         self._num_dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -156,7 +167,7 @@ class LineHandler(logging.Handler):
             self.handleError(record)
 
     def _note(self) -> logging.LogRecord:
-        """Return an event that tells how many lines are missing here."""
+        """Return the event that tells how many lines are missing before it."""
         text = "%d lines of this process were dropped here: the log was full, or nobody read it"
         return logging.LogRecord(
             __name__, logging.WARNING, __file__, 0, text, (self._num_dropped,), None
@@ -167,8 +178,8 @@ class LineHandler(logging.Handler):
 
 
 class LineFormatter(logging.Formatter):
-    """Turns an event into its fields, which `render` makes a line of, and keeps the line within
-    MAX_LINE.
+    """Turns an event into fields, and by `render` into a line. Long values are cut until the line
+    has at most MAX_LINE.
     """
 
     def __init__(self, role: str, render: Callable[[dict[str, Any]], str]) -> None:
@@ -201,6 +212,7 @@ class LineFormatter(logging.Formatter):
             # A name with an underscore is a library's for itself.
             if name not in RECORD_FIELDS and not name.startswith("_"):
                 fields[name] = value
+
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
 
@@ -211,8 +223,11 @@ def as_json(fields: dict[str, Any]) -> str:
     """Return the line of an event as JSON."""
     safe = {}
     for name, value in fields.items():
-        is_string = isinstance(value, str)
-        safe[name] = value.encode(errors="backslashreplace").decode() if is_string else value
+        if isinstance(value, str):
+            # Halves of surrogate pairs cannot be encoded.
+            value = value.encode(errors="backslashreplace").decode()
+
+        safe[name] = value
 
     try:
         line = orjson.dumps(safe, default=repr, option=orjson.OPT_NON_STR_KEYS)

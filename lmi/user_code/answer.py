@@ -208,7 +208,7 @@ class ResponseAnswer(TokenAnswer):
 
 def takes_responses(formatter: Callable[..., Any]) -> bool:
     """Whether the formatter is called with responses, because its parameters ask for no tokens."""
-    _, annotation = first_parameter(formatter)
+    annotation = first_parameter(formatter).annotation
     is_called_by_token = num_required(formatter) == NUM_TOKEN_PARAMETERS
     return not is_called_by_token and annotation not in ("TextGenerationOutput", "RequestOutput")
 

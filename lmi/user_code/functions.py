@@ -1,12 +1,20 @@
-"""How the functions of user code are called, and what their parameters say that they take."""
+"""Calls the functions of user code, and looks at their parameters to see what they take."""
 
 import asyncio
 import inspect
 from collections.abc import AsyncIterable, Awaitable, Callable, Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 # All calls run in one event loop, to which locks and clients that the code keeps belong.
 _runner = asyncio.Runner()
+
+
+class FirstParameter(NamedTuple):
+    """The first parameter of a function, with "" for what it lacks."""
+
+    name: str = ""
+    # The class alone: `Input` for `inputs.Input`, and `list` for `list[Input]`.
+    annotation: str = ""
 
 
 def call(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
@@ -43,14 +51,11 @@ def num_required(function: Callable[..., Any]) -> int:
     return number
 
 
-def first_parameter(function: Callable[..., Any]) -> tuple[str, str]:
-    """Return the name of the first parameter, and the last name of its annotation, or "" for each.
-
-    The last name of `inputs.Input` is `Input`.
-    """
+def first_parameter(function: Callable[..., Any]) -> FirstParameter:
+    """Return what the first parameter of a function is called and annotated with."""
     parameters = _parameters(function)
     if not parameters:
-        return "", ""
+        return FirstParameter()
 
     parameter = parameters[0]
     annotation = parameter.annotation
@@ -61,13 +66,12 @@ def first_parameter(function: Callable[..., Any]) -> tuple[str, str]:
     else:
         text = str(getattr(annotation, "__name__", ""))
 
-    # `list[Input]` is named by `list`, and `inputs.Input` by `Input`.
     without_arguments = text.partition("[")[0]
-    return parameter.name, without_arguments.rpartition(".")[2]
+    return FirstParameter(parameter.name, without_arguments.rpartition(".")[2])
 
 
 def accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments that the function takes besides its first parameter."""
+    """Return those of the keyword arguments that a function takes beside its first parameter."""
     parameters = _parameters(function)
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     if takes_all:

@@ -181,8 +181,8 @@ class UserCode:
         argument = _input(properties, body)
         assert formatter is not None
 
-        name, annotation = first_parameter(formatter)
-        if annotation.lower() == "dict" or name == "decoded_payload":
+        parameter = first_parameter(formatter)
+        if parameter.annotation.lower() == "dict" or parameter.name == "decoded_payload":
             argument = decode(argument, argument.get_property("content-type"))
 
         options = {
