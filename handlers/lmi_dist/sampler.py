@@ -1,9 +1,11 @@
-"""Draws a token from each row of the logits, by the rules of the row's request.
+"""Draws a token from each row of a step's logits, as the request of the row wants it.
 
-Log-probs are the model's, before any rule. Functions of the user change a copy of the row, then
-rules and a guide. What is wanted of each row is a record of `native/sampling_records.py`, and one
-call samples all rows of a step; `native/plain_sampling.py` says how a token is drawn. The bits of a
-row depend on it alone.
+First functions of the user change a copy of the row. Then rules, such as penalties, and a guide
+apply. Log-probs are the model's, from before all that.
+
+What a request wants of its row is a record of `native/sampling_records.py`. One call samples all
+rows of a step, in the native library or, without it, in `native/plain_sampling.py`, which says how
+a token is drawn. What is drawn from a row does not depend on the other rows.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,10 +45,7 @@ Draw: TypeAlias = tuple[int, float, list[TokenLogProb] | None]
 
 
 class Sampler:
-    """A sampler draws tokens.
-
-    It keeps the state of a sequence in its `sampler_state` and has none itself.
-    """
+    """Draws tokens. Its state of a sequence is kept in the sequence's `sampler_state`."""
 
     def __init__(
         self, vocab_size: int, post_processors: PostProcessors | None = None, num_threads: int = 1
@@ -62,17 +61,18 @@ class Sampler:
     ) -> list[Draw | None]:
         """Draw the next token of each sequence from its row of `logits`, (num_logits, vocab).
 
-        A draw is None if the row's logits are not numbers, or every token is banned, and then its
-        request has failed.
+        A draw is None if logits of the row are not numbers, or if every token is banned. In the
+        second case its request has failed.
         """
         states = [sequence.sampler_state or self.new_state(sequence) for sequence in sequences]
         choices, best = self.run(logits, rows, sequences, states)
+        token_ids = choices["token_id"].tolist()
+        log_probs = choices["log_prob"].tolist()
+        # Most steps have no request that wants alternatives.
         tops: Iterable[list[TokenLogProb] | None] = repeat(None)
         if len(best):
             tops = _tops(iter(best.tolist()), states)
 
-        token_ids = choices["token_id"].tolist()
-        log_probs = choices["log_prob"].tolist()
         draws: list[Draw | None] = list(zip(token_ids, log_probs, tops, strict=False))
 
         statuses = choices["status"]
@@ -87,13 +87,13 @@ class Sampler:
     def look_ahead(
         self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]
     ) -> dict[EmbeddedSequence, list[Outlook]]:
-        """Return what each search can continue with, in the order of its beams.
+        """Return the tokens with which the beams of each search can continue, in their order.
 
         `logits` is (num_logits, vocab), float32. `rows` has the row of each of the `sequences`,
-        which are rows of searches, or searches that begin.
+        which are beams, or searches that begin.
         """
         row_of = dict(zip(sequences, rows, strict=True))
-        # A search has a sequence for each of its beams.
+        # Each search once, although it has a sequence for each of its beams.
         searches = dict.fromkeys(sequence.owner for sequence in sequences)
         beams: list[EmbeddedSequence] = []
         for search in searches:
@@ -105,13 +105,13 @@ class Sampler:
 
         outlooks: dict[EmbeddedSequence, list[Outlook]] = {search: [] for search in searches}
         statuses = choices["status"].tolist()
+        # For each beam in turn, the alternatives that its Result tells of, then the candidates.
         ranked = iter(best.tolist())
         for beam, state, status in zip(beams, states, statuses, strict=True):
             beam_search = beam.owner.search
             assert beam_search is not None
             num_candidates = min(beam_search.num_candidates, self.vocab_size)
 
-            # Of each beam the alternatives of a Result come first, then the candidates.
             top = next_top(ranked, state.num_top)
             candidates = list(islice(ranked, num_candidates))
             outlook = Outlook(candidates, top, is_usable=status == CHOSEN)
@@ -121,7 +121,7 @@ class Sampler:
 
     def _state_of_beam(self, beam: EmbeddedSequence) -> SamplerState:
         if beam.search is not None:
-            # Only the head has a search, before it has rows.
+            # A search that begins: rows have none.
             return self.new_state(beam, beam.search.num_candidates)
 
         return beam.sampler_state or self.new_state(beam)
@@ -133,10 +133,11 @@ class Sampler:
         sequences: list[EmbeddedSequence],
         states: list[SamplerState],
     ) -> Sampled:
-        """Return what the sequences want of their rows of `logits`, after functions of the user,
-        rules and guides.
+        """Apply functions of the user, guides and rules, and sample the rows of the sequences.
+
+        Returns what each sequence wants of its row.
         """
-        # A copy, into which the step may write.
+        # A copy of their records, in which the fields of this step are set.
         records = bytearray(b"".join([state.params for state in states]))
         params = np.frombuffer(records, ROW_PARAMS)
         params["row"] = rows
@@ -162,7 +163,7 @@ class Sampler:
         sampling: Sampling,
         sequences: list[EmbeddedSequence],
     ) -> None:
-        """Let functions of the user change copies of the rows whose requests name one."""
+        """Apply functions of the user to copies of the rows whose requests name one."""
         places: list[int] = []
         for place, sequence in enumerate(sequences):
             if sequence.request.logits_post_processor_name is not None:
@@ -175,7 +176,7 @@ class Sampler:
             params["changed"][places] = range(len(places))
 
     def new_state(self, sequence: EmbeddedSequence, num_candidates: int = 0) -> SamplerState:
-        """Begin a sequence, or a search that looks at so many candidates."""
+        """Give a sequence its state. A search looks at `num_candidates` for each beam."""
         output = sequence.request.output_config
         rules = new_rules(sequence, self.vocab_size)
         num_top = min(output.num_top_log_probs, self.vocab_size)
@@ -199,6 +200,7 @@ class Sampler:
 
 
 def _ruled_rows(sequences: list[EmbeddedSequence], states: list[SamplerState]) -> list[RuledRow]:
+    """Return the rows that have rules."""
     ruled: list[RuledRow] = []
     for place, state in enumerate(states):
         if state.rules:
@@ -209,7 +211,7 @@ def _ruled_rows(sequences: list[EmbeddedSequence], states: list[SamplerState]) -
 
 
 def filters_of(config: SamplingConfig, vocab_size: int) -> dict[str, float]:
-    """The part of a row's parameters that a request gives: how to choose."""
+    """Return the parameters of a row that say how its token is chosen, as a request gives them."""
     temperature = 1.0
     if config.is_greedy:
         temperature = 0.0
@@ -229,10 +231,10 @@ def filters_of(config: SamplingConfig, vocab_size: int) -> dict[str, float]:
 
 
 def append_draws(sequences: list[EmbeddedSequence], draws: list[Draw | None]) -> None:
-    """Append to each sequence its token, or end its request with an error if it has none."""
+    """Append to each sequence its token. A sequence without one fails."""
     for sequence, draw in zip(sequences, draws, strict=True):
         if sequence.error is not None:
-            # A row, its guide or a function of the user has failed.
+            # It has failed before: by its guide, a function of the user, or bans.
             continue
 
         if draw is None:
@@ -244,7 +246,7 @@ def append_draws(sequences: list[EmbeddedSequence], draws: list[Draw | None]) ->
 def _tops(
     alternatives: Iterator[AnyCandidate], states: list[SamplerState]
 ) -> list[list[TokenLogProb] | None]:
-    """The alternatives of each sequence whose request wants some, out of those of all."""
+    """Take the alternatives of each sequence from those of all, None for who wants none."""
     tops: list[list[TokenLogProb] | None] = []
     for state in states:
         tops.append(next_top(alternatives, state.num_top) if state.num_top else None)
@@ -253,7 +255,7 @@ def _tops(
 
 
 def next_top(alternatives: Iterator[AnyCandidate], num_top: int) -> list[TokenLogProb]:
-    """The next alternatives of those of all sequences."""
+    """Take the next alternatives from those of all sequences."""
     return [
         TokenLogProb(token_id, log_prob) for token_id, _, log_prob in islice(alternatives, num_top)
     ]

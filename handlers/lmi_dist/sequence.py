@@ -1,9 +1,9 @@
-"""A sequence in the embedded engine, and the rows of a beam search. Plain Python.
+"""A sequence of the embedded engine, and the rows of its beam search if it has one.
 
-A request with beams is admitted with as many slots as it may have beams, and its prompt is computed
-in the first. From then on every running beam is a row of the step: a sequence with a slot, which
-the executor does not know. The first successor of a beam goes on in its slot, and the others fork
-it into free ones.
+A sequence with a search gets a slot for each of its beams when it is admitted. Its prompt is
+computed in the first slot. From then on each running beam is a row of the step: a sequence with one
+slot, of which the executor does not know. When a beam has several successors, the first one keeps
+its slot, and the others get copies of it in free slots.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from lmi.executor import ErrorKind
 
 @dataclass(slots=True, eq=False)
 class EmbeddedSequence(Sequence):
-    """A sequence that the scheduler runs, or a row of a search, which is one running beam of it."""
+    """A sequence that the scheduler runs, or a row: one running beam of such a sequence."""
 
     # The number by which the runner knows the request's adapter.
     adapter: int = 0
     sampler_state: SamplerState | None = None
     drafter: Drafter | None = None
-    # It says which tokens may come next.
+    # Says which tokens may come next.
     guide: Guide | None = None
-    # Set where the sequence runs and has beams, and for each of its rows.
+    # The rows of the search, for the sequence that has it, once it runs, and for each of its rows.
     beam_state: BeamRows | None = None
-    # Whether the cache has what the disk had of its prompt.
+    # Whether the blocks of its prompt that lay on disk are in the cache.
     is_restored: bool = False
-    # The embedding of the prompt so far, where the request wants one.
+    # The embedding of the prompt as far as it is computed, if the request wants one.
     pooled: Array | None = None
 
     @property
     def width(self) -> int:
-        """The most beams that it runs, 1 without a search."""
+        """How many beams it may run, 1 without a search."""
         return 1 if self.search is None else self.search.beam_width
 
     @property
     def beam_rows(self) -> list[EmbeddedSequence]:
-        """What decodes for a sequence of the scheduler: itself, or the rows of its beams."""
+        """The rows of the step that decode for it: itself, or one for each of its beams."""
         return [self] if self.beam_state is None else self.beam_state.running
 
     @property
     def owner(self) -> EmbeddedSequence:
-        """The sequence that the executor knows: itself, or that of a row."""
+        """The sequence that the executor knows: itself, or the one whose beam a row is."""
         return self if self.beam_state is None else self.beam_state.head
 
     @property
@@ -68,8 +68,10 @@ class EmbeddedSequence(Sequence):
 
     @property
     def can_reuse(self) -> bool:
-        """Whether it may take keys and values from the cache now: not once rows of its prompt were
-        captured, because a hit would leave a gap in them.
+        """Whether it may take keys and values of its prompt from the cache.
+
+        It may not if something of each position of the prompt is wanted, or was captured before,
+        because a hit would leave a gap.
         """
         if self.lacks_prompt_log_probs or self.is_pooled_whole:
             return False
@@ -79,8 +81,9 @@ class EmbeddedSequence(Sequence):
         return not (is_prompt and has_captured)
 
     def check_room(self, cache: KvCache) -> None:
-        """Fail a search that could not even begin: each beam needs one block beside the full blocks
-        of the prompt.
+        """Fail a search that could not even begin, because its beams have no room in the cache.
+
+        They share the full blocks of the prompt, and each needs the rest for itself.
         """
         if self.search is None:
             return
@@ -94,14 +97,14 @@ class EmbeddedSequence(Sequence):
             self.fail_for_room(cache, "for this prompt")
 
     def fail_for_room(self, cache: KvCache, when: str) -> None:
-        """End a request whose search needs more than the whole cache; `when` ends the message."""
+        """Fail a search that needs more than the whole cache. `when` is the end of the message."""
         num_tokens = cache.num_blocks * cache.tokens_per_block
         message = f"of {self.width} needs more than the KV cache of {num_tokens} tokens {when}"
         self.fail(message, ErrorKind.INVALID, "beam_width")
 
 
 class Fork(NamedTuple):
-    """A copy of the first tokens of a slot, which is still to be made."""
+    """A copy of the first tokens of a slot to another, which is made before the next step."""
 
     from_slot: int
     to_slot: int
@@ -112,18 +115,18 @@ class BeamRows:
     """The rows of `head`, a sequence with a search."""
 
     def __init__(self, head: EmbeddedSequence, slots: list[int]) -> None:
-        """`slots`: one for each beam that may run. The first has the prompt."""
+        """`slots` has one for each beam that may run. The first has the prompt."""
         self.head = head
         self.slots = slots
-        # Parallel to the search's running beams. While the prompt is computed, it is `head` alone.
+        # A row for each running beam of the search, in its order. While the prompt is computed, it
+        # is `head` alone.
         self.running = [head]
-        # To be made before the next step.
         self.forks: list[Fork] = []
 
     def advance(self, steps: SequenceOf[Continuation]) -> None:
-        """Make the rows of what the search runs next.
+        """Replace the rows by those of the beams that the search runs next.
 
-        The first beam that continues a row keeps its slot.
+        The first beam that continues a row gets its slot, the others a free one.
         """
         continued_slots = {self.running[step.parent].slot for step in steps}
         free_slots = iter([slot for slot in self.slots if slot not in continued_slots])

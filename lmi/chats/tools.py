@@ -1,5 +1,4 @@
-"""Tools in words, for a template that does not show them to the model: a text of the system, and
-calls as texts.
+"""Describes tools, calls and their results as texts of a chat, for a template without tools.
 
 The form of a call is that of Hermes and Qwen, which most models have seen.
 tests/chats/test_tools.py shows each text.
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Messages = Sequence[Mapping[str, Any]]
-# What the messages say about tools.
+# Tells the model which tools it has, and how it calls one.
 ABOUT_TOOLS = """\
 You can call these functions:
 {functions}
@@ -23,9 +22,10 @@ If no function is of use, answer with text."""
 
 
 def in_words(messages: Messages, tools: Messages, *, takes_system: bool) -> Messages:
-    """Return messages that tell of the tools, in which calls and their results are texts.
+    """Return messages in which tools, calls and their results are texts.
 
-    The system tells of them, or where the template takes no message of it, the user's first one.
+    The tools stand in the system message, or in the first message of the user if the template
+    refuses messages of the system (`takes_system` is false). Without such a message, one is added.
     """
     functions = [_json(tool["function"]) for tool in tools]
     about_tools = ABOUT_TOOLS.format(functions="\n".join(functions))
@@ -49,7 +49,7 @@ def in_words(messages: Messages, tools: Messages, *, takes_system: bool) -> Mess
 
 
 def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message without fields that only a template with tools reads."""
+    """Return a message in which a call or the result of one is a text."""
     content = message.get("content") or ""
     if message["role"] in ("tool", "function"):
         response = _joined("<tool_response>", content, "</tool_response>", between="\n")

@@ -1,4 +1,4 @@
-"""Names and sizes of files on this disk."""
+"""Gives files on this disk further names, and looks how large they are."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def link(file: Path, name: Path) -> None:
-    """Give a file a further name. What has the name loses it."""
+    """Give a file a further name, by a link. A file that has this name already is removed."""
     name.parent.mkdir(parents=True, exist_ok=True)
     name.unlink(missing_ok=True)
     try:
@@ -17,6 +17,7 @@ def link(file: Path, name: Path) -> None:
 
 
 def size_of(path: Path) -> int | None:
+    """Return the bytes of a file, or None if there is none."""
     try:
         return os.stat(path).st_size
     except (FileNotFoundError, NotADirectoryError):

@@ -1,5 +1,7 @@
-"""A body of JSON: what is read of it before its schema, how it is decoded under limits, and what
-becomes of it, a Message and then the Parsed requests.
+"""A body of JSON on its way to requests.
+
+A `BodyOutline` has the few fields by which its API and model are found. It is decoded under limits
+to a `Message`, and the schema of the API makes the `Parsed` requests of that.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +15,11 @@ from lmi.errors import MalformedRequest, shorten
 from lmi.settings.config import GenerationDefaults, SamplingDefaults
 from lmi.types import Format, GenerationRequest
 
-# The fields of an outline that are not there, or null.
+# The values in an outline of fields that are missing or null.
 LEFT_OUT = (msgspec.Raw(), msgspec.Raw(b"null"))
 # What decoding raises for bytes that are not the JSON that is looked for.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-# The bodies of one path differ by these fields.
+# The fields that hold the prompt of a request for text.
 PROMPTS = ("inputs", "messages", "prompt")
 # What errors call a value of JSON.
 KINDS = {
@@ -28,18 +30,20 @@ KINDS = {
     str: "a string",
     list: "a list",
 }
-# The most lines for the log of one request.
+# The most lines in the log about one request.
 MAX_IGNORED = 32
-# Of a body without its prompt. A text may fill a whole body, but sixty megabytes of small values
-# take ten seconds to create and free, and the front end answers no other request meanwhile.
+# The most bytes of a body without its prompt. A text may fill a whole body, but sixty megabytes of
+# small values take ten seconds to create and free, and the front end answers no other request
+# meanwhile.
 MAX_VALUES_BYTES = 1 << 20
 # The byte order mark that PowerShell and .NET write before UTF-8. RFC 8259 lets readers skip it.
 MARK = b"\xef\xbb\xbf"
 
 
 class BodyOutline(msgspec.Struct):
-    """The fields that are looked at before a schema reads a body. They stay raw, so a long prompt
-    costs little time.
+    """The fields of a body that are looked at before its schema reads it.
+
+    They are not decoded, so a long prompt costs little time.
     """
 
     inputs: msgspec.Raw = msgspec.Raw()
@@ -62,7 +66,7 @@ class BodyOutline(msgspec.Struct):
             return None
 
     def has(self, field: str) -> bool:
-        """Whether the body has the field. null means "left out"."""
+        """Whether the body has the field, and it is not null."""
         return getattr(self, field) not in LEFT_OUT
 
     def value(self, field: str) -> object:
@@ -90,8 +94,7 @@ class Parsed(msgspec.Struct, Generic[Format], frozen=True):
     """The requests of a body, one or several that are answered together, and the format of their
     answer.
 
-    `ignored` has a line for the log for each name in the body that has no effect, of the first
-    MAX_IGNORED.
+    `ignored` has a line for the log for each field without effect, at most MAX_IGNORED.
     """
 
     requests: tuple[GenerationRequest, ...]
@@ -119,15 +122,16 @@ class Parsed(msgspec.Struct, Generic[Format], frozen=True):
 
 
 def without_mark(body: bytes) -> bytes:
-    """Return a body, or a line of one, without the byte order mark before it. Whatever decodes the
-    JSON of a client calls this first.
+    """Return a body, or a line of one, without a byte order mark at its beginning.
+
+    Whatever decodes JSON of a client calls this first.
     """
     return body.removeprefix(MARK)
 
 
 def check_values(body: bytes, max_texts: int = 0) -> None:
-    """Raise MalformedRequest if a body has over MAX_VALUES_BYTES without its prompt, which may be
-    `max_texts` texts.
+    """Raise MalformedRequest if a body has over MAX_VALUES_BYTES without its prompt: a text, or a
+    list of at most `max_texts` texts.
     """
 
     def num_prompt_bytes(body: bytes) -> int:
@@ -142,8 +146,10 @@ def check_values(body: bytes, max_texts: int = 0) -> None:
 
 
 def check_size(body: bytes, num_text_bytes: Callable[[bytes], int], kind: str, texts: str) -> None:
-    """Raise MalformedRequest if all but the `texts` of a body have over MAX_VALUES_BYTES, or if it
-    is not the JSON of `kind`.
+    """Raise MalformedRequest if a body has over MAX_VALUES_BYTES without its texts, whose bytes
+    `num_text_bytes` counts, or if it is not JSON.
+
+    The error names the body's `kind` and the `texts`.
     """
     if len(body) <= MAX_VALUES_BYTES:
         return
@@ -160,9 +166,7 @@ def check_size(body: bytes, num_text_bytes: Callable[[bytes], int], kind: str, t
 
 
 def _num_text_bytes(prompt: bytes, max_texts: int) -> int:
-    """Return the length of a prompt that is a text or a list of at most `max_texts`
-    texts, else 0.
-    """
+    """Return the bytes of a prompt if it is a text or a list of at most `max_texts`, else 0."""
     if prompt[:1] == b'"':
         return len(prompt)
 

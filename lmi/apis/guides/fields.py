@@ -1,5 +1,5 @@
-"""The fields by which a client asks for a structure that the answer must have: the reader of each,
-and their table.
+"""The fields by which a client asks for a guide, the structure that the answer must have: the
+reader of each, and their table.
 """
 
 import re
@@ -31,7 +31,7 @@ CONTRACT_NAME = "guided_decoding_params"
 HELP = "The structure that the answer must have."
 # The types of TGI's grammars.
 GRAMMARS = ("json", "json_object", "json_schema", "regex")
-# The characters with a meaning in a regular expression.
+# The characters of a regular expression that do not stand for themselves.
 SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
 read_grammar_type = choice(GRAMMARS)
 read_format_type = choice(("text", "json_object", "json_schema"))
@@ -48,8 +48,8 @@ class AskedGuide(NamedTuple):
 
     @property
     def field_names(self) -> dict[str, str]:
-        """The client's name of the field, by the name that engines know. Where an engine refuses
-        the guide, the error has the client's name.
+        """The client's name of the field by that of the contract, for errors of an engine that
+        refuses the guide.
         """
         if self.field is None:
             return {}
@@ -69,7 +69,7 @@ def json_schema(name: str, value: object) -> GuidedDecodingParams:
     if not isinstance(value, dict):
         raise InvalidParameter(name, "a JSON schema", value)
 
-    # It comes first, since what follows walks through all levels.
+    # What follows walks through all levels, so their number is checked first.
     check_levels(name, value)
     schema = checked_references(name, value)
     log_misspelt_keywords(name, schema)
@@ -92,7 +92,7 @@ grammar = _reader_of_text(GuideType.EBNF_GRAMMAR)
 
 
 def choices(name: str, value: object) -> GuidedDecodingParams:
-    """Read texts, of which the answer must be one."""
+    """Read a list of texts. The answer must be one of them."""
     words = read_words(name, value)
     if not words:
         raise InvalidParameter(name, "a list of at least one string", value)
@@ -109,7 +109,7 @@ def json_object(name: str, value: object) -> GuidedDecodingParams | None:
     return GuidedDecodingParams(GuideType.JSON)
 
 
-# The kinds of guides inside vLLM's `structured_outputs`.
+# The readers of the kinds of guides that vLLM's `structured_outputs` may have.
 READERS_BY_KIND: dict[str, Reader] = {
     "json": json_schema,
     "regex": regex,
@@ -166,7 +166,7 @@ def tgi_grammar(name: str, value: object) -> GuidedDecodingParams:
 
 
 def any_grammar(name: str, value: object) -> GuidedDecodingParams:
-    """Read a grammar as its text, or TGI's, which is an object."""
+    """Read a grammar: the text of one, or TGI's object."""
     if isinstance(value, dict):
         return tgi_grammar(name, value)
 
@@ -174,8 +174,9 @@ def any_grammar(name: str, value: object) -> GuidedDecodingParams:
 
 
 def check_members(name: str, value: dict[str, Any], known_members: Sequence[str]) -> None:
-    """Raise InvalidParameter for a member that is not known. To ignore it might give the answer
-    another structure than its client expects.
+    """Raise InvalidParameter for a member that is not known.
+
+    If it were ignored, the answer might have another structure than the client expects.
     """
     for member in value:
         if member not in known_members and value[member] is not None:
@@ -185,8 +186,9 @@ def check_members(name: str, value: dict[str, Any], known_members: Sequence[str]
 
 @takes({"type": "object"})
 def response_format(name: str, value: object) -> GuidedDecodingParams | None:
-    """Read OpenAI's field. TGI's grammar, which has a `value`, may be in its place. The type `text`
-    asks for no guide.
+    """Read OpenAI's field, or TGI's grammar in its place, which has a `value`.
+
+    Returns None for the type `text`, which asks for no guide.
     """
     format = an_object(name, value)
     if format.get("value") is not None:
@@ -208,9 +210,7 @@ def response_format(name: str, value: object) -> GuidedDecodingParams | None:
 
 
 def guide_of_format(name: str, value: object, read_type: Reader = read_format_type) -> AskedGuide:
-    """Read a format as other APIs have it: its schema stands beside its type, which `read_type`
-    reads.
-    """
+    """Read a format whose schema stands beside its type. `read_type` reads the type."""
     format = an_object(name, value)
     kind = read_type(f"{name}.type", format.get("type"))
     if kind == "text":

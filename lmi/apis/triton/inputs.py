@@ -1,8 +1,8 @@
-"""The inputs of a request at Triton's generate extension: those of Triton's vLLM backend and of
-TensorRT-LLM's models. A name is a row.
+"""The table of the inputs that a request may have at Triton's generate extension: those of Triton's
+vLLM backend and of TensorRT-LLM's models.
 
-A scalar may come as a list of one, a number or flag as text. Sources: vllm_backend; TensorRT-LLM's
-models.
+Any scalar may come as a list of one, and a number or flag as text. Sources: vllm_backend;
+TensorRT-LLM's models.
 """
 
 from contextlib import suppress
@@ -21,9 +21,9 @@ from lmi.executor import GuideType
 from lmi.executor.checks import MAX_INT
 
 DEFAULT_MAX_NEW_TOKENS = 30
-# A number that comes as text has at most so many characters.
+# The most characters of a number that comes as text.
 MAX_NUMBER_CHARS = 32
-# The input that holds others, as the text of a JSON object.
+# The input that holds other inputs, as the text of a JSON object.
 PACKED = "sampling_parameters"
 GUIDE_TYPES = {kind.name.lower(): kind for kind in GuideType}
 
@@ -68,7 +68,7 @@ REASONS_TO_REFUSE = {
     "sampling_param_return_perf_metrics": NO_PLACE,
     "return_stop_reason": NO_PLACE,
 }
-# The values by which they ask for nothing.
+# The values by which these inputs ask for nothing.
 NOTHING: tuple[object, ...] = ("", [], [""], [0], [False], False, 0)
 REFUSED: dict[str, Reader] = {
     name: readers.refused(reason, *NOTHING) for name, reason in REASONS_TO_REFUSE.items()
@@ -126,8 +126,8 @@ read_bad_words = _words(readers.MAX_WORDS)
 
 
 def read_stop(name: str, value: object) -> tuple[str, ...]:
-    """Read stop words. In TensorRT-LLM's LLM-API model `stop` is a flag that ends the running
-    request of that id.
+    """Read stop words. Raises Unsupported for `true`: in TensorRT-LLM's LLM-API model `stop` is a
+    flag, and ends the running request of the same id.
     """
     if value is True or value == [True]:
         raise Unsupported(name, "a request is cancelled by closing its connection")
@@ -141,7 +141,7 @@ def _flag(name: str) -> Parameter:
     return Parameter(name, readers.boolean, meaning, (False,))
 
 
-# What an input means, before it may come as a tensor.
+# The parameter that an input means, as other APIs read it: without lists of one and texts.
 MEANINGS: dict[str, Parameter] = {
     "top_k": ROWS["top_k"],
     "top_p": ROWS["top_p"],
@@ -212,7 +212,12 @@ TWINS = {
 
 def tensor(name: str, row: Parameter) -> dict[str, object]:
     """Describe an input as Triton's metadata of a model do. A list has the shape [-1]."""
-    return {"name": name, "datatype": datatype(row), "shape": [-1 if () in row.off else 1]}
+    return {"name": name, "datatype": datatype(row), "shape": [-1 if _is_list(row) else 1]}
+
+
+def _is_list(row: Parameter) -> bool:
+    """Whether the value of a parameter is a list: then an empty one means that it is left out."""
+    return () in row.off
 
 
 def datatype(row: Parameter) -> str:
@@ -233,11 +238,8 @@ def datatype(row: Parameter) -> str:
 
 
 def _input(row: Parameter) -> Parameter:
-    """Return a parameter that may come as a tensor: a scalar as a list of one, a number or flag as
-    text.
-    """
-    is_list = () in row.off
-    if is_list:
+    """Return a parameter that may also come as a list of one, and a number or flag as text."""
+    if _is_list(row):
         return row
 
     is_text = datatype(row) == "BYTES"
@@ -257,8 +259,8 @@ def _input(row: Parameter) -> Parameter:
 
 
 def scalar(name: str, value: object, *, is_text: bool) -> object:
-    """Return the value of an input that is no list: the element of a list of one, and a number or
-    flag for its text, unless the input `is_text`.
+    """Return the value of an input that is no list. A list of one becomes its element, and a text
+    the number or flag that it spells, unless the input itself `is_text`.
 
     Raises InvalidRequest for a list of another length.
     """
@@ -278,7 +280,7 @@ def scalar(name: str, value: object, *, is_text: bool) -> object:
 
 
 def _inputs() -> dict[str, Parameter]:
-    """Return the rows of all names, those of other models last."""
+    """Return the parameters by all of their names, those of TWINS last."""
     inputs = {name: _input(row) for name, row in MEANINGS.items()}
     for twin, name in TWINS.items():
         inputs[twin] = _input(MEANINGS[name])

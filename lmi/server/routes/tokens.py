@@ -1,8 +1,8 @@
-"""The routes that count and spell tokens: `/tokenize` and `/detokenize` in vLLM's form, and what
-Anthropic's API and Responses count.
+"""The routes that return or count tokens and generate nothing: `/tokenize` and `/detokenize` in
+vLLM's form, and the counting routes of Anthropic's API and Responses.
 
-A body of `/tokenize` is read as that of a completion or of a chat, so its ids are those that
-generation would begin with.
+The schema of completions or of chats reads a body of `/tokenize`, so its ids are those with which
+generation would begin.
 """
 
 import asyncio
@@ -24,26 +24,26 @@ from lmi.types import GenerationRequest
 
 # The field that asks for the names of tokens too.
 NAMES = "return_token_strs"
-# The longest text that is tokenized alone.
+# The longest text that `/tokenize` takes. It need not fit into the model's context.
 MAX_TEXT_CHARS = 4 << 20
 
 
 async def tokenize(exchange: Exchange, service: Service) -> None:
-    """Answer the ids of a prompt or a chat, which generation would begin with."""
+    """Answer the token ids of a prompt or a chat."""
     assert service.pipeline is not None and service.engines is not None
     with closing(Inference(exchange, service, OPENAI_COMPLETIONS)) as inference:
         message = await inference.read(await inference.receive(), _api_of)
         has_names = boolean(NAMES, message.fields.pop(NAMES, None) or False)
-        # Whether calls of tools can be read matters to an answer only.
-        any_tools = replace(message.format, tool_calls="text")
-        parsed = await inference.parse(replace(message, format=any_tools))
+        # No answer is generated, so it does not matter whether calls of tools could be read in it.
+        format = replace(message.format, tool_calls="text")
+        parsed = await inference.parse(replace(message, format=format))
         parsed = await inference.complete(parsed)
         if len(parsed.requests) > 1:
             raise InvalidParameter("prompt", "one prompt", f"{len(parsed.requests)} prompts")
 
         ids = await _tokenize(service.pipeline, parsed.request)
         engine = await service.engines.ready()
-        # Ids that were given are those of a prompt, so they follow its rule.
+        # Ids that the body gives follow the rule of a prompt's ids.
         if ids and max(ids) >= engine.vocab_size:
             rule = f"token ids from 0 to {engine.vocab_size - 1}"
             raise InvalidParameter("prompt", rule, max(ids))
@@ -63,8 +63,9 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
 
 
 async def _tokenize(pipeline: Pipeline, request: GenerationRequest) -> list[int]:
-    """Return the ids of a prompt, of any length up to MAX_TEXT_CHARS. Raises InvalidParameter for a
-    longer one.
+    """Return the token ids of a prompt.
+
+    Raises InvalidParameter if it has more than MAX_TEXT_CHARS, and Unsupported if it has images.
     """
     if request.prompt_token_ids is not None:
         return list(request.prompt_token_ids)
@@ -83,7 +84,7 @@ async def _tokenize(pipeline: Pipeline, request: GenerationRequest) -> list[int]
 
 
 def _check_countable(request: GenerationRequest) -> None:
-    """Raise Unsupported for a prompt with images."""
+    """Raise Unsupported for a prompt with images, whose tokens only an engine can count."""
     if request.images:
         raise Unsupported(
             request.images[0].place, "an engine that reads the image knows how many tokens it has"
@@ -99,7 +100,7 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
         if not ids:
             raise InvalidParameter("tokens", "a non-empty list of token ids", [])
 
-        # The request is checked as that of a completion is, for the sake of its model.
+        # The rest of the request is checked like that of a completion: its model must be here.
         prompt = replace(message, fields={"prompt": list(ids)})
         await inference.complete(await inference.parse(prompt))
 
