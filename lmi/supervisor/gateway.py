@@ -15,8 +15,9 @@ from lmi.supervisor.restarts import RestartTable
 
 
 def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
-    """Return the gateway of the server on `port`, if it has one. Writes the digest of the gateway's
-    key where front ends look for it.
+    """Return the gateway of the server on `port`, or nothing if the server has none.
+
+    The gateway gets a key of its own, whose digest is written where front ends look for it.
     """
     config = runtime.config
     user = config.user
@@ -26,8 +27,14 @@ def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
 
     key = secrets.token_urlsafe(32)
     write_whole(runtime.gateway_key(), digest(key).encode())
-    log = (config.log_level, config.log_format)
-    words = argv(gateway_port, config.host, port, *log, config.async_queue)
+    words = argv(
+        gateway_port,
+        server_host=config.host,
+        server_port=port,
+        log_level=config.log_level,
+        log_format=config.log_format,
+        async_queue=config.async_queue,
+    )
     variables = (user.environ if user else {}) | {"LMI_API_KEY": key}
 
     def fatal(code: int, reason: str) -> StartError | None:
@@ -44,7 +51,7 @@ def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
     kind = ChildKind(
         title="gateway",
         argv=lambda slot: [sys.executable, "-P", "-m", "lmi", *words],
-        # The variables with secrets stay in it: the gateway uses S3.
+        # Other children lose the variables with secrets, but the gateway uses S3.
         environ=lambda slot: environ_of_child(os.environ) | variables,
         become=user.become if user else None,
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, FRONT_END_DEATHS_WINDOW_S),

@@ -1,4 +1,4 @@
-"""A model that runs: its processes, and whether it can answer."""
+"""A model that runs: its processes, and whether it is ready."""
 
 from lmi.runtime import LoadReport, Runtime
 from lmi.shared.state import Block, Phase
@@ -9,8 +9,10 @@ from lmi.supervisor.kinds import engine
 
 
 class RunningModel:
-    """The processes of one model: engines or user code, and formatters. It stays as long as the
-    server; the one of several models does not (`models/follower.py`).
+    """The processes of a model: engines or user code, and formatters.
+
+    This is the model of a server that has only one: if it fails, the server ends. Where models are
+    loaded and unloaded, `models/follower.py` has a subclass.
     """
 
     def __init__(self, runtime: Runtime, cores: Cores | None = None, held_bytes: int = 0) -> None:
@@ -30,14 +32,14 @@ class RunningModel:
         return has_formatters and any(record.phase == Phase.READY for record in self.block.engines)
 
     def report(self) -> LoadReport:
-        """Return what an engine that is ready has said of its load."""
+        """Return the report that an engine wrote when it had loaded. One must be ready."""
         ready_slots = (
             slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY
         )
         return self.runtime.read_report(next(ready_slots))
 
     def look(self, now: float) -> None:
-        """Take the next step of its life: it is ready."""
+        """Take the next step of the model's life: note that it is ready, once it is."""
         if self._phase == Phase.LOADING and self.is_ready:
             self._enter(Phase.READY)
 

@@ -1,4 +1,4 @@
-"""What the destinations of an inference router are: endpoints and inference components, by ARN."""
+"""Finds the destinations of an inference router, endpoints and inference components, by ARN."""
 
 import re
 from contextlib import suppress
@@ -14,7 +14,7 @@ from lmi.gateway.control.service_model import Members
 from lmi.gateway.errors import ACCOUNT, AwsError
 from lmi.gateway.routing_target import Destination
 
-# botocore's model has the whole pattern.
+# The parts of an ARN that count here. It was checked before by the pattern of botocore's model.
 ARN = re.compile("[^:]+:[^:]+:sagemaker:(?P<region>[^:]+):(?P<account>[^:]+):[^/]+/(?P<name>.+)")
 ROUTABLE = "Routable"
 UNROUTABLE = "Unroutable"
@@ -27,13 +27,13 @@ def region_of(arn: str) -> str:
 
 
 def endpoint_of(plane: Plane, arn: str) -> EndpointResource | None:
-    """Return the endpoint of an ARN, None if there is none here."""
+    """Return the endpoint of an ARN, or None if this gateway has none."""
     endpoint = plane.store.endpoints.get(_match(arn)["name"])
     return endpoint if endpoint is not None and endpoint.arn == arn else None
 
 
 def component_of(plane: Plane, arn: str) -> ComponentResource | None:
-    """Return the inference component of an ARN, None if there is none here."""
+    """Return the inference component of an ARN, or None if this gateway has none."""
     component = plane.store.components.get(_match(arn)["name"])
     return component if component is not None and component.arn == arn else None
 
@@ -44,8 +44,10 @@ def is_asynchronous(endpoint: EndpointResource) -> bool:
 
 
 def find(plane: Plane, arn: str, region: str, is_async: bool) -> Destination:
-    """Return a destination of a router of this region. One that is not here, or takes no such
-    requests, has nothing that serves.
+    """Return the destination that an ARN names, for a router of `region` and its asynchronous or
+    other requests.
+
+    If this gateway does not have it, or it takes no such requests, its `num_ready` is 0.
     """
     is_local = region_of(arn) == region
     endpoint = endpoint_of(plane, arn)
@@ -74,7 +76,7 @@ def described(destination: Destination) -> Members:
     """Return a destination as DescribeInferenceRouter tells of it."""
     status = ROUTABLE if destination.num_ready else UNROUTABLE
     if _match(destination.arn)["account"] != ACCOUNT:
-        # Of another account, which no gateway can look into.
+        # It belongs to another account, into which no gateway can look.
         status = UNKNOWN
 
     return {"ResourceArn": destination.arn, "RoutingStatus": status}

@@ -1,4 +1,4 @@
-"""Which instance of a variant answers a request: the RoutingStrategy of its RoutingConfig."""
+"""Chooses the instance of a variant that answers a request, by the variant's RoutingStrategy."""
 
 import hashlib
 import logging
@@ -13,17 +13,19 @@ from lmi.gateway.request_prefix import RequestPrefix
 RANDOM = "RANDOM"
 PREFIX_AWARE = "PREFIX_AWARE"
 KV_AWARE = "KV_AWARE"
-# Of KV_AWARE, which names neither.
+# The prefix length and concurrency threshold of KV_AWARE, whose variant gives neither.
 KV_PREFIX_LENGTH = 4096
 KV_THRESHOLD = 32
+# The members that PREFIX_AWARE needs.
 LIMITS = ("PrefixLength", "ConcurrencyThreshold")
 
 log = logging.getLogger(__name__)
 
 
 class Busy(Protocol):
-    """What answers requests."""
+    """An instance that may be chosen."""
 
+    # How many requests it answers now.
     num_requests: int
 
 
@@ -34,18 +36,21 @@ class Strategy(Protocol):
     """A rule by which one of several instances is chosen."""
 
     def choose(self, ready: Mapping[int, B], prefix: RequestPrefix | None) -> B:
-        """Return one of the instances, which are at least one and have their numbers as keys."""
+        """Return one of the ready instances, of which there is at least one, by their numbers.
+
+        `prefix` is the beginning of the request, if it is known.
+        """
 
 
 class LeastOutstanding:
-    """The instance with the fewest requests."""
+    """Chooses the instance with the fewest requests."""
 
     def choose(self, ready: Mapping[int, B], prefix: RequestPrefix | None) -> B:
         return min(ready.values(), key=lambda instance: instance.num_requests)
 
 
 class AtRandom:
-    """Any instance."""
+    """Chooses any instance."""
 
     def choose(self, ready: Mapping[int, B], prefix: RequestPrefix | None) -> B:
         return random.choice(list(ready.values()))
@@ -53,11 +58,12 @@ class AtRandom:
 
 @dataclass(frozen=True)
 class PrefixAware:
-    """The same instance for requests that begin alike, as long as it has fewer than
-    `max_concurrent` requests; then the next one in an order that the beginning has.
+    """Chooses the same instance for requests with the same prefix, as long as it has fewer than
+    `max_concurrent` requests, and then the next one in the order of that prefix.
 
-    The order is by rendezvous hashing, so that an instance which comes or goes moves only its own
-    share of the beginnings.
+    The order is by rendezvous hashing: an instance that comes or goes moves only its own share of
+    the prefixes. If all are full, or a request has no prefix, the one with the fewest requests is
+    chosen.
     """
 
     prefix_length: int
@@ -74,7 +80,7 @@ class PrefixAware:
 
 
 def _in_order(digest: bytes, ready: Mapping[int, object]) -> list[int]:
-    """Return the numbers of instances in the order in which a beginning prefers them."""
+    """Return the numbers of instances in the order of a prefix with this digest."""
 
     def rank(number: int) -> bytes:
         return hashlib.blake2b(digest + number.to_bytes(4), digest_size=8).digest()
@@ -97,8 +103,8 @@ def strategy_of(variant: Members) -> Strategy:
 
 
 def check_routing(variant: Members) -> None:
-    """Raise AwsError for a RoutingConfig that contradicts itself, whose values botocore's model
-    allows.
+    """Raise AwsError for a RoutingConfig that contradicts itself. Its values were checked before by
+    botocore's model.
     """
     routing = variant.get("RoutingConfig") or {}
     kind = routing.get("RoutingStrategy")
