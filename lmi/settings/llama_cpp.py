@@ -45,7 +45,7 @@ FLAGS = (
 READ = {FILE, FOLDER, REPOSITORY, FILE_OF_REPOSITORY} | {PREFIX + flag.name for flag in FLAGS}
 
 
-class NamedModel(NamedTuple):
+class ModelVariable(NamedTuple):
     """A variable that names a model, and the text for `option.model_id`."""
 
     variable: str
@@ -75,13 +75,13 @@ def _texts(environ: Mapping[str, str]) -> dict[str, str]:
     return texts
 
 
-def _models(texts: Mapping[str, str]) -> Iterator[NamedModel]:
+def _models(texts: Mapping[str, str]) -> Iterator[ModelVariable]:
     """Yield the models that variables name. The first one counts."""
     if FILE in texts:
-        yield NamedModel(FILE, texts[FILE])
+        yield ModelVariable(FILE, texts[FILE])
 
     if FOLDER in texts:
-        yield NamedModel(FOLDER, _first_file(texts[FOLDER]))
+        yield ModelVariable(FOLDER, _first_file(texts[FOLDER]))
 
     if REPOSITORY in texts:
         model = texts[REPOSITORY]
@@ -90,7 +90,7 @@ def _models(texts: Mapping[str, str]) -> Iterator[NamedModel]:
             repository, _, _ = model.partition(":")
             model = f"{repository}/{file}"
 
-        yield NamedModel(REPOSITORY, model)
+        yield ModelVariable(REPOSITORY, model)
 
 
 def _first_file(folder: str) -> str:
