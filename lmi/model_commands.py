@@ -92,7 +92,7 @@ def _fetch(source: WantedSource) -> Path:
 @click.command("list")
 @click.option("--json", "is_json", is_flag=True, help="one JSON array")
 def list_models(is_json: bool) -> None:
-    """Show the models that were fetched, and the GGUF files that were opened.
+    """Show fetched models, and GGUF files that were opened.
 
     Models of the catalogue that were not fetched are named too, with their sizes and licences.
     """

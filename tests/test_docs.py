@@ -110,6 +110,8 @@ def test_a_command_is_one_that_its_tool_takes(
         "prompts.jsonl",
         "serve.yaml",
         "keys",
+        "tls.crt",
+        "tls.key",
     ):
         (tmp_path / name).write_text("{}")
 
