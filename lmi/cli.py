@@ -149,9 +149,9 @@ def serve(folder: str | None, flags: dict[str, str], files: dict[str, str]) -> i
 
     DIR is a folder with serving.properties or config.json, a GGUF file, a name that lmi list shows
     (smollm2), OWNER/NAME of a hub (of its GGUF files OWNER/NAME:Q4_K_M or OWNER/NAME/FILE.gguf),
-    s3://BUCKET/PREFIX or s3://BUCKET/FILE.gguf, or demo. Without DIR: /opt/ml/model when it
-    holds something, else the current folder when it has one of these files, else the built-in demo
-    model.
+    s3://BUCKET/PREFIX, s3://BUCKET/FILE.gguf or https://HOST/FILE.gguf, or demo. Without DIR:
+    /opt/ml/model when it holds something, else the current folder when it has one of these files,
+    else the built-in demo model.
     """
     return _serve(folder, flags, files)
 

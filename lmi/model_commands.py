@@ -32,7 +32,8 @@ def pull(name: str, revision: str | None) -> int:
     """Fetch the model NAME, which `lmi serve NAME` then finds.
 
     NAME is a model of the catalogue (`lmi list` shows them), OWNER/NAME of a hub, of its GGUF files
-    OWNER/NAME:Q4_K_M or OWNER/NAME/FILE.gguf, or s3://BUCKET/PREFIX or s3://BUCKET/FILE.gguf.
+    OWNER/NAME:Q4_K_M or OWNER/NAME/FILE.gguf, s3://BUCKET/PREFIX, s3://BUCKET/FILE.gguf
+    or https://HOST/FILE.gguf.
     """
     parse(name)
     source = WantedSource(source=name, revision=revision, download_dir=str(_download_dir()))

@@ -288,8 +288,8 @@ class ModelConfig(
         is_path=True,
     )
     """a folder, a GGUF file, a name that lmi list shows, OWNER/NAME of a hub, OWNER/NAME:Q4_K_M or
-    OWNER/NAME/FILE.gguf of it, s3://BUCKET/PREFIX, s3://BUCKET/FILE.gguf or demo; nothing: the
-    folder of serving.properties itself
+    OWNER/NAME/FILE.gguf of it, s3://BUCKET/PREFIX, s3://BUCKET/FILE.gguf, https://HOST/FILE.gguf or
+    demo; nothing: the folder of serving.properties itself
     """
     revision: str | None = option(
         None,

@@ -15,7 +15,7 @@ from lmi.sources.gguf.find import only_file
 from lmi.sources.job import FetchJob
 from lmi.sources.listing import check_engine
 from lmi.sources.paths import shown
-from lmi.sources.source import GGUF, GgufSource, HubModel, RemoteSource, check, parse
+from lmi.sources.source import GGUF, GgufSource, HubModel, RemoteSource, UrlModel, check, parse
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,11 @@ def _fetch(source: RemoteSource | GgufSource, job: FetchJob) -> Path:
         from lmi.sources.hub import HubFetch
 
         return HubFetch(source, job).fetch()
+
+    if isinstance(source, UrlModel):
+        from lmi.sources.url import UrlFetch
+
+        return UrlFetch(source, job).fetch()
 
     if find_spec("boto3") is None:
         raise ModelUnusable(f"{source}: the library boto3 is not installed, which reads S3")

@@ -207,7 +207,7 @@ class HubClient:
     def _elsewhere(self, url: httpx2.URL, fault: str) -> SecurityRefused:
         way_out = f"download_hosts={opening(url)} allows it"
         return SecurityRefused(
-            f"{self._subject}: the hub redirects to a place that nobody named: {fault}; {way_out}"
+            f"{self._subject}: it redirects to a place that nobody named: {fault}; {way_out}"
         )
 
 

@@ -25,12 +25,12 @@ class KeptModel(Struct, frozen=True):
     """
 
     name: str
-    """What fetched it: a name of the catalogue, an id of the hub, or a URL of S3. Else the path of
-    the GGUF file.
+    """What fetched it: a name of the catalogue, an id of the hub, or a URL. Else the path of the
+    GGUF file.
     """
 
     source: str
-    """`catalogue`, `hub`, `s3` or `gguf`."""
+    """`catalogue`, `hub`, `s3`, `url` or `gguf`."""
 
     num_bytes: int
     folder: Path
@@ -65,7 +65,7 @@ def kept_models(
     fetched_models: list[KeptModel] = []
     fetched_models += _of_catalogue(download_dir, catalogue)
     fetched_models += _of_hub(hub_cache)
-    fetched_models += _of_s3(download_dir)
+    fetched_models += _of_urls(download_dir)
 
     models: list[KeptModel] = []
     opened_models = list(_of_gguf(download_dir))
@@ -97,7 +97,7 @@ def _of_hub(hub_cache: Path) -> Iterator[KeptModel]:
         yield KeptModel(name, "hub", _size(folder), folder, lock)
 
 
-def _of_s3(download_dir: Path) -> Iterator[KeptModel]:
+def _of_urls(download_dir: Path) -> Iterator[KeptModel]:
     for folder in download_dir.glob(OF_STORE):
         try:
             name = (folder / "url").read_text()
@@ -105,7 +105,8 @@ def _of_s3(download_dir: Path) -> Iterator[KeptModel]:
             # An earlier version of lmi wrote no URL.
             name = f"s3:{folder.name[:12]}"
 
-        yield KeptModel(name, "s3", _size(folder), folder, folder.with_suffix(".lock"))
+        source = "url" if name.startswith("http") else "s3"
+        yield KeptModel(name, source, _size(folder), folder, folder.with_suffix(".lock"))
 
 
 def _of_gguf(download_dir: Path) -> Iterator[KeptModel]:

@@ -56,10 +56,15 @@ class OpenedHost(NamedTuple):
 
 
 class Reach:
-    """Which URLs may be asked, where a hub chooses them. `endpoint` is the URL of the hub."""
+    """Which URLs may be asked, where a server chooses them. `endpoint` is the URL that the operator
+    has named, by `named_by`.
+    """
 
-    def __init__(self, endpoint: str, opened: Iterable[str] = ()) -> None:
+    def __init__(
+        self, endpoint: str, opened: Iterable[str] = (), named_by: str = "HF_ENDPOINT"
+    ) -> None:
         self._endpoint = httpx2.URL(endpoint)
+        self._named_by = named_by
         self._opened = [OpenedHost.of(text) for text in opened]
 
     @property
@@ -90,7 +95,8 @@ class Reach:
             return None
 
         if url.scheme != "https":
-            return f"{origin(url)} is neither https nor the host and port that HF_ENDPOINT names"
+            place = f"the host and port that {self._named_by} names"
+            return f"{origin(url)} is neither https nor {place}"
 
         host = _host(url)
         if host == LOCAL_NAMES[0] or host.endswith(LOCAL_NAMES[1]):

@@ -10,6 +10,7 @@
     s3://bucket/prefix                  every object below `prefix/`
     s3://bucket/key.tar.gz              an archive; .tgz, .tar.bz2, .tar.zst and .tar too
     s3://bucket/model.gguf              a GGUF file
+    https://host/model.gguf             a GGUF file of a web server; http:// too
 
 It also says which files of a source are taken, and whether a folder with them holds a whole model
 or adapter.
@@ -22,11 +23,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from lmi.errors import ModelUnusable, SecurityRefused, shorten
+from lmi.shared.gguf_file import parts_of
 from lmi.shared.model_files import read_bounded
 from lmi.sources.catalogue import CATALOGUE, PackagedModel
 from lmi.sources.paths import shown
@@ -44,7 +47,7 @@ HUB_GGUF = re.compile(
 KNOWN = (
     "a folder, owner/name of a hub, owner/name:Q4_K_M and owner/name/model.gguf for GGUF, "
     "s3://bucket/prefix, s3://bucket/model.gguf, s3://bucket/key.tar.gz (.tgz, .tar.bz2, "
-    ".tar.zst, .tar)"
+    ".tar.zst, .tar), https://host/model.gguf"
 )
 # Which files are taken, and which are not although they match.
 TAKEN = ("*.json", "*.txt", "*.model*", "*.spm", "*.jinja", "*.tiktoken", "*.safetensors")
@@ -108,6 +111,36 @@ class S3Model(msgspec.Struct, frozen=True):
         return self.key.endswith(GGUF)
 
 
+class UrlPart(NamedTuple):
+    """A file of a model at a web server."""
+
+    name: str
+    url: str
+
+
+class UrlModel(msgspec.Struct, frozen=True):
+    """A GGUF file of a web server. Of a split model it is the first."""
+
+    url: str
+    names_gguf: ClassVar = True
+
+    def __str__(self) -> str:
+        """The URL without the secrets that its user and its query may be."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    def parts(self) -> list[UrlPart]:
+        """Return the files of the model, in their order."""
+        parts = urlsplit(self.url)
+        folder, _, last = parts.path.rpartition("/")
+        files: list[UrlPart] = []
+        for file in parts_of(Path(last)):
+            url = parts._replace(path=f"{folder}/{file.name}", fragment="").geturl()
+            files.append(UrlPart(unquote(file.name), url))
+
+        return files
+
+
 class GgufSource(msgspec.Struct, frozen=True):
     """A GGUF file of this machine, of which a folder is made. Of a split model it is the first."""
 
@@ -118,7 +151,7 @@ class GgufSource(msgspec.Struct, frozen=True):
         return str(self.file)
 
 
-RemoteSource = HubModel | S3Model | PackagedModel
+RemoteSource = HubModel | S3Model | UrlModel | PackagedModel
 
 
 def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> RemoteSource | None:
@@ -138,6 +171,9 @@ def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> Rem
     scheme = SCHEME.match(text)
     if scheme is None:
         return _hub_model(text, needs_owner)
+
+    if scheme[1].lower() in ("http", "https"):
+        return _url_model(text)
 
     if scheme[1].lower() != "s3":
         raise ModelUnusable(
@@ -159,6 +195,22 @@ def _s3_model(text: str) -> S3Model:
 
     prefix = key.rstrip("/")
     return S3Model(bucket, f"{prefix}/" if prefix else "")
+
+
+def _url_model(text: str) -> UrlModel:
+    """Return what a URL names. Raises ModelUnusable unless it is a GGUF file."""
+    try:
+        path = urlsplit(text).path
+    except ValueError as error:
+        raise ModelUnusable(f"{shorten(text)}: {error}") from None
+
+    if not path.endswith(GGUF):
+        raise ModelUnusable(
+            f"{shorten(text)}: of a web server lmi takes a GGUF file, whose path ends in {GGUF}; "
+            f"there are {KNOWN}"
+        )
+
+    return UrlModel(text)
 
 
 def _hub_model(text: str, needs_owner: bool) -> HubModel | None:

@@ -24,7 +24,8 @@ OF_QUANTISED = (
 OPTIONS = "`lmi config` prints every option, its value and where it came from"
 SOURCES = (
     "lmi serve takes a folder, a GGUF file, a name that lmi list shows, OWNER/NAME of a hub "
-    "(OWNER/NAME:Q4_K_M of its GGUF files), s3://BUCKET/PREFIX or demo"
+    "(OWNER/NAME:Q4_K_M of its GGUF files), s3://BUCKET/PREFIX, "
+    "https://HOST/FILE.gguf or demo"
 )
 # The library is the one group that matches.
 MISSING_LIBRARY = re.compile(

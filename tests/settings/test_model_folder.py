@@ -29,7 +29,7 @@ def test_folders_without_a_model_are_refused_with_what_they_hold(tmp_path: Path)
     with pytest.raises(ModelUnusable, match="is not a folder"):
         resolve_folder("weights.bin", {}, {}, tmp_path)
 
-    with pytest.raises(ModelUnusable, match="'https://host/m': no source has the scheme https://"):
+    with pytest.raises(ModelUnusable, match="'https://host/m': .* a GGUF file, whose path"):
         resolve_folder("https://host/m", {}, {}, tmp_path)
 
 

@@ -179,7 +179,7 @@ def test_a_file_is_redirected_only_to_a_host_that_is_named(hub: HubServer) -> No
         hub.files_at = second_hub.url
         place = second_hub.url.removeprefix("http://")
         with pytest.raises(
-            SecurityRefused, match=f"{ID}: the hub redirects to .*download_hosts={place} allows it"
+            SecurityRefused, match=f"{ID}: it redirects to .*download_hosts={place} allows it"
         ):
             fetched()
 

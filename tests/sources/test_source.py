@@ -88,5 +88,7 @@ def test_a_url_without_a_bucket_is_refused() -> None:
 
 def test_the_text_of_a_source_is_its_url_without_a_slash_at_the_end() -> None:
     texts = ["s3://b/p", "s3://b", "s3://b/k.tar", "s3://b/m.gguf", "a/b", "a/b:Q8_0", "a/b/m.gguf"]
+    texts += ["https://host:8443/m.gguf"]
     assert [str(parse(text)) for text in ("s3://b/p/", "s3://b/", *texts[2:])] == texts
     assert str(parse("a/b:m.gguf")) == "a/b/m.gguf"
+    assert str(parse("https://me:secret@host/m.gguf?key=secret#x")) == "https://host/m.gguf"
