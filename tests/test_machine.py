@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import FIRST, SHARING
 from tests.machine import Measurement, measurements, pause_after, wait_until
+from tests.parts import FIRST, SHARING
 from tests.system.container import ROOT, free_port
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import random
+import signal
 import sys
 import traceback
 from collections import defaultdict, deque
@@ -23,6 +24,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from lmi.shared.linux import die_with_parent
 from tests.parts import part_of
 
 # What a worker sends: the place of the test that it begins, a report of it, or that it wants a
@@ -199,6 +201,7 @@ def work(
     """Run tests in this process, which was forked for it, until there are no more."""
     code = 1
     try:
+        die_with_parent(os.getppid(), signal.SIGTERM)
         # What the parent registered is the parent's
         atexit._clear()
         prepare(session.config, number)
