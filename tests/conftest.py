@@ -26,6 +26,14 @@ settings.register_profile("lmi", deadline=None)
 settings.load_profile("lmi")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("workers", 0) and find_spec("torch") is not None:
+        import torch
+
+        # What is computed while tests are collected starts no thread: none survives the fork
+        torch.set_num_threads(1)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {part: place for place, part in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(part_of(item.nodeid), len(FIRST)))

@@ -46,8 +46,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("workers"):
-        # torch has no threads before the fork, which none survives
-        os.environ["OMP_NUM_THREADS"] = "1"
         config.pluginmanager.register(Workers(config), "workers")
 
 
@@ -222,8 +220,8 @@ def work(
 def prepare(config: pytest.Config, number: int) -> None:
     """Make what the workers may not share with each other: names, files, the terminal."""
     random.seed()
-    os.environ.pop("OMP_NUM_THREADS")
     if "torch" in sys.modules:
+        # Of this thread only: the others have as many from the start
         sys.modules["torch"].set_num_threads(len(os.sched_getaffinity(0)))
 
     for name in ("terminalreporter", "terminalprogress-plugin", "workers"):
