@@ -8,10 +8,23 @@ SHARING = {
         "tests/system/test_vllm_nodes.py",
         "tests/system/test_vllm_scale.py",
     ),
-    # It starts servers of its own
-    "compiling": ("tests/handlers/vllm/test_compiling.py",),
-    # vLLM in the process of the tests, which takes long to import it
-    "library of vllm": ("tests/handlers/vllm/", "tests/system/test_vllm_ranks.py"),
+    # vLLM in the process of the tests: its import takes long, and it reads variables once
+    "library of vllm": tuple(
+        f"tests/handlers/vllm/test_{name}.py"
+        for name in (
+            "adapters",
+            "arguments",
+            "beams",
+            "block_room",
+            "configuration",
+            "embeddings",
+            "executor",
+            "guides",
+            "kv_events",
+            "outputs",
+            "sampling",
+        )
+    ),
     "doors of vllm": ("tests/system/test_vllm_openai.py", "tests/system/test_vllm_parameters.py"),
     "contract": ("tests/conformance/",),
     "tiny": tuple(
@@ -24,7 +37,7 @@ FIRST = (
     "vllm",
     "library of vllm",
     "contract",
-    "compiling",
+    "tests/handlers/vllm/test_compiling.py",
     "tests/test_docs.py",
     "tests/system/test_processes.py",
     "tests/system/sagemaker/test_adapters.py",
@@ -32,6 +45,7 @@ FIRST = (
     "tests/system/test_vllm_images.py",
     "tests/clients/test_agents.py",
     "tests/system/test_overload.py",
+    "tests/system/test_vllm_ranks.py",
     "tests/clients/test_pages.py",
     "tests/system/sagemaker/test_models.py",
     "tests/clients/test_clients.py",
