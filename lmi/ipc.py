@@ -26,7 +26,8 @@ MAX_FRAME_BYTES = 64 << 20
 # As much is passed to the transport, which cannot give back what the other end has not read.
 MAX_PASSED_BYTES = 256 << 10
 RECONNECT_S = 0.05
-CONNECT_TIMEOUT_S = 2.0
+# On a busy machine a process that is ready may take seconds to say so to those who connect.
+CONNECT_TIMEOUT_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -267,9 +268,11 @@ class Connections(Generic[C]):
         """The open connections without those that have just been lost."""
         return [connection for connection in self.open.values() if not connection.closed.done()]
 
-    async def wait_for(self, is_there: Callable[[], object]) -> None:
-        """Wait a moment for a process that has just become ready and is not connected yet."""
-        deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
+    async def wait_for(
+        self, is_there: Callable[[], object], timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> None:
+        """Wait for a process that has just become ready and is not connected yet."""
+        deadline_s = time.monotonic() + timeout_s
         while not is_there() and time.monotonic() < deadline_s:
             if not any(record.phase == Phase.READY for record in self.records):
                 break

@@ -26,6 +26,8 @@ from lmi.settings.config import ModelConfig
 ALIAS = "X-Amzn-SageMaker-Adapter-Alias"
 OF_THE_REFERENCE = "lmi"
 SAFE_ALIAS = re.compile(r"[ -~]{1,256}")
+# A front end hears at once of an adapter that an engine has loaded.
+TOLD_WITHIN_S = 2.0
 
 
 class Naming(NamedTuple):
@@ -164,6 +166,8 @@ async def _make_known(service: Service, name: str, label: str, *, is_in_model: b
         # The pipeline says that this engine has no adapters.
         return
 
-    await engines.wait_for(lambda: name in engines.adapters or registry.failure(name))
+    await engines.wait_for(
+        lambda: name in engines.adapters or registry.failure(name), TOLD_WITHIN_S
+    )
     if name not in engines.adapters:
         raise registry.why_unusable(entry, label)
