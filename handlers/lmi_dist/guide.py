@@ -21,11 +21,13 @@ class Guide:
         self._matcher = compiled.matcher.deep_copy()
         self._ends = compiled.vocabulary.mask_of(end_ids)
         self._no_ends = ~(self._ends | compiled.vocabulary.eos_mask)
+
         self._num_accepted = 0
         # Whether an end id was drawn.
         self._is_over = False
         # The processor time of its masks.
         self._spent_s = 0.0
+
         # Whether only end ids may come now. They may then come before `min_tokens` too.
         self.must_end = False
         # Which tokens may come behind those that were accepted.

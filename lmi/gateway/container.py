@@ -160,9 +160,11 @@ class ContainerResponse:
         self.headers: list[Header] = []
         self.is_chunked = False
         self.fault: ContainerFault | None = None
+
         self._incoming = incoming
         self._is_over = False
         self._num_head_bytes = 0
+
         # What has come of the current chunk.
         self._chunk = bytearray()
         self._chunks: deque[bytes] = deque()

@@ -71,8 +71,10 @@ class UrlFetch:
 
     def __init__(self, model: UrlModel, job: FetchJob) -> None:
         folder = Path(job.wanted.download_dir).absolute()
+
         self._model = model
         self._job = job
+
         self._folder = folder / hashlib.sha256(model.url.encode()).hexdigest()
         self._place = Place(folder, "SERVING_DOWNLOAD_DIR", model, job.spare_bytes)
         self._client = HubClient(model, _reach(model, job.wanted.opened_hosts))

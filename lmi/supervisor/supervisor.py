@@ -291,6 +291,7 @@ class Supervisor:
         terminal_is_gone = (
             signum == signal.SIGHUP and self._credentials is None and sys.stderr.isatty()
         )
+
         if signum == signal.SIGTERM and not self._is_ending:
             self._begin_end()
         elif signum in ENDING or terminal_is_gone:

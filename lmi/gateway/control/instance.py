@@ -45,13 +45,16 @@ class Instance:
     def __init__(self, launch: Launch, log_file: Path, timeout_s: float, prepare: Prepare) -> None:
         self.num_requests = 0
         self.is_ready = False
+
         self._launch = launch
         self._log_file = log_file
         self._timeout_s = timeout_s
         # What is done with each container before it takes requests.
         self._prepare = prepare
+
         self._idle = asyncio.Event()
         self._idle.set()
+
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self.container = WatchedContainer(f"http://{HOST}:1")
@@ -109,9 +112,11 @@ class Instance:
     async def _spawn(self) -> None:
         port = _free_port()
         self.container = WatchedContainer(f"http://{HOST}:{port}")
+
         words = ["serve", self._launch.model, "--host", HOST, "--port", str(port)]
         words += ["--set", "log_format=json"]
         module = [sys.executable, "-P", "-m", "lmi.gateway.control.launch", str(os.getpid())]
+
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log_file, "ab") as output:
             self._process = await asyncio.create_subprocess_exec(
