@@ -6,27 +6,16 @@ SHARING = {
     "vllm": (
         "tests/system/test_vllm_life.py",
         "tests/system/test_vllm_nodes.py",
+        "tests/system/test_vllm_overload.py",
         "tests/system/test_vllm_scale.py",
     ),
-    # vLLM in the process of the tests: its import takes long, and it reads variables once
-    "library of vllm": tuple(
-        f"tests/handlers/vllm/test_{name}.py"
-        for name in (
-            "adapters",
-            "arguments",
-            "beams",
-            "block_room",
-            "configuration",
-            "embeddings",
-            "executor",
-            "guides",
-            "kv_events",
-            "outputs",
-            "sampling",
-        )
-    ),
+    # They start servers and processes of their own
+    "compiling": ("tests/handlers/vllm/test_compiling.py",),
+    "start errors of vllm": ("tests/handlers/vllm/test_start_errors.py",),
+    # vLLM in the process of the tests, which takes long to import it
+    "library of vllm": ("tests/handlers/vllm/",),
     "doors of vllm": ("tests/system/test_vllm_openai.py", "tests/system/test_vllm_parameters.py"),
-    "contract": ("tests/conformance/",),
+    "contract": ("tests/conformance/", "tests/test_parameters.py"),
     "tiny": tuple(
         f"tests/system/test_{name}.py" for name in ("apis", "equality", "faults", "serving")
     ),
@@ -37,7 +26,7 @@ FIRST = (
     "vllm",
     "library of vllm",
     "contract",
-    "tests/handlers/vllm/test_compiling.py",
+    "compiling",
     "tests/test_docs.py",
     "tests/system/test_processes.py",
     "tests/system/sagemaker/test_adapters.py",
@@ -45,7 +34,6 @@ FIRST = (
     "tests/system/test_vllm_images.py",
     "tests/clients/test_agents.py",
     "tests/system/test_overload.py",
-    "tests/system/test_vllm_ranks.py",
     "tests/clients/test_pages.py",
     "tests/system/sagemaker/test_models.py",
     "tests/clients/test_clients.py",

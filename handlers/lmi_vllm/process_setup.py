@@ -84,6 +84,7 @@ def prepare(config: EngineConfig | None = None) -> None:
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 
+    forget_variables()
     hide_foreign_builds()
     # So this module becomes the main module of a spawned child.
     sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)
@@ -92,6 +93,13 @@ def prepare(config: EngineConfig | None = None) -> None:
     start_tracker()
     vllm_log.listen()
     _set_levels()
+
+
+def forget_variables() -> None:
+    """Let vLLM read its variables anew: the first engine of a process keeps them for all others."""
+    envs = sys.modules.get("vllm.envs")
+    if envs is not None:
+        envs.disable_envs_cache()
 
 
 def _hand_on_log() -> None:

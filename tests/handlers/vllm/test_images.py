@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from handlers.base.sequence import Sequence, new_sequences
-from handlers.lmi_vllm.process_setup import hide_foreign_builds
+from handlers.lmi_vllm.process_setup import forget_variables, hide_foreign_builds
 from lmi.errors import InvalidParameter, PromptTooLong
 from lmi.executor import Request, SamplingConfig
 from tests.machine import wait_until
@@ -244,6 +244,9 @@ def test_a_limit_of_pixels_says_whose_it_is(
     monkeypatch.delenv("VLLM_MAX_IMAGE_PIXELS", raising=False)
     if given is not None:
         monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", given)
+
+    # An engine of another test may have had vLLM keep its variables
+    forget_variables()
 
     assert pixel_limit() == (max_pixels, source)
 

@@ -75,3 +75,20 @@ def test_an_import_without_garbage_leaves_the_collector_as_it_was() -> None:
         assert not gc.isenabled()
 
     assert gc.isenabled()
+
+
+def test_a_further_engine_of_a_process_reads_the_variables_of_vllm_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process_setup.hide_foreign_builds()
+    from vllm import envs
+
+    process_setup.forget_variables()
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "1000")
+    # As each engine does once it runs
+    envs.enable_envs_cache()
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "2000")
+    assert envs.VLLM_MAX_IMAGE_PIXELS == 1000
+
+    process_setup.forget_variables()
+    assert envs.VLLM_MAX_IMAGE_PIXELS == 2000
