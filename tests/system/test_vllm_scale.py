@@ -13,11 +13,8 @@ from tests.served import Server, launch, serve
 from tests.system.vllm_server import (
     ENGINE,
     SETTINGS,
-    SHORT,
-    STEP_TIMEOUT_S,
     family,
     hurt,
-    recovers,
     refuses_a_grammar_and_leaves_no_raw_line,
 )
 from tests.tiny_models import tiny_model
@@ -30,6 +27,20 @@ NUM_STREAMS = 8
 RANK = "VLLM::Worker_TP"
 PROCESSES = {ENGINE: 1, RANK: 2}
 
+GREEDY = {"max_new_tokens": 20}
+DRAWN = {"max_new_tokens": 12, "do_sample": True, "temperature": 1.0, "seed": 7}
+# What the executor of ranks has a part in
+ASKED: dict[str, dict[str, object]] = {
+    "greedy": GREEDY,
+    "drawn": DRAWN,
+    "two beams": GREEDY | {"num_beams": 2},
+    "four beams": GREEDY | {"num_beams": 4},
+    "JSON": DRAWN | {"response_format": {"type": "json_object"}},
+    "schema": GREEDY | {"guided_json": {"type": "boolean"}},
+    "pattern": GREEDY | {"guided_regex": "[abc]{3}"},
+    "grammar": GREEDY | {"guided_grammar": 'root ::= "yes" | "no"'},
+}
+
 
 @pytest.fixture(scope="module")
 def apart() -> Iterator[Server]:
@@ -38,16 +49,43 @@ def apart() -> Iterator[Server]:
         yield server
 
 
-def test_two_ranks_answer_as_one_does(apart: Server, inside: Server) -> None:
+def test_two_ranks_are_processes_whose_sockets_lie_where_they_go_when_the_server_does(
+    apart: Server,
+) -> None:
     assert {name: len(pids) for name, pids in family(apart).items()} == PROCESSES
-    two = apart.post(SHORT)
-    answer = inside.post(SHORT)
-    assert answer.status == two.status == 200
-    assert answer.lines == two.lines and len(answer.lines[0]["generated_text"]) > 10
     folder = Path(apart.environ["TMPDIR"])
-    assert not any(map(Path.is_socket, folder.iterdir())), (
-        "vLLM's sockets lie where they go when the server does"
-    )
+    assert not any(map(Path.is_socket, folder.iterdir()))
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_two_ranks_answer_as_one_does(apart: Server, inside: Server, asked: str) -> None:
+    body = {"inputs": "abc", "parameters": ASKED[asked]}
+    two = apart.post(body)
+    one = inside.post(body)
+    assert one.status == two.status == 200, two.body
+    assert two.lines == one.lines and two.lines[0]["generated_text"]
+
+
+def test_two_ranks_answer_three_sequences_and_each_is_another(apart: Server) -> None:
+    body = {"prompt": "abc", "max_tokens": 12, "temperature": 1.0, "seed": 7, "n": 3}
+    [answer] = apart.post(body, "/v1/completions").lines
+    assert answer["usage"]["completion_tokens"] == 3 * 12
+    assert len({choice["text"] for choice in answer["choices"]}) == 3
+
+
+def test_two_ranks_count_the_tokens_of_a_prompt_once_and_those_of_each_beam(
+    apart: Server,
+) -> None:
+    before = apart.metrics()
+    body = {"inputs": "abcde", "parameters": {"max_new_tokens": 6, "num_beams": 3}}
+    assert apart.post(body).status == 200
+
+    after = apart.metrics()
+    counted = {
+        name: after[name] - before[name]
+        for name in ("lmi_prompt_tokens_total", "lmi_generated_tokens_total")
+    }
+    assert counted == {"lmi_prompt_tokens_total": 5, "lmi_generated_tokens_total": 6 * 3}
 
 
 def test_a_structure_that_vllm_cannot_compile_is_the_clients_fault(apart: Server) -> None:
@@ -64,16 +102,11 @@ def test_a_refused_grammar_leaves_no_raw_line_in_the_log(apart: Server) -> None:
     refuses_a_grammar_and_leaves_no_raw_line(apart)
 
 
-# Each of these but the last waits for the engine that the next one hurts.
-
-
 def test_streams_end_when_a_rank_is_killed(apart: Server) -> None:
+    """The last. That an engine of two ranks starts again the nodes show, which start two as well:
+    each start takes half a minute of two cores.
+    """
     hurt(apart, RANK, signal.SIGKILL, within_s=5, num_streams=NUM_STREAMS)
-    recovers(apart, PROCESSES)
-
-
-def test_streams_end_when_a_rank_stands_still(apart: Server) -> None:
-    hurt(apart, RANK, signal.SIGSTOP, within_s=STEP_TIMEOUT_S + 3, num_streams=NUM_STREAMS)
     # Nobody needs the engine that starts
     apart.kill()
 
