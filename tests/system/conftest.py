@@ -44,9 +44,15 @@ def tight() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def inside() -> Iterator[Server]:
     """The real vLLM with one rank, in the engine's process. Tests kill this engine, and wait for
-    the next one.
+    the next one. It has a long queue, and a client may say whose a request is.
     """
-    with serve(tiny_model("llama_long"), *SETTINGS) as server:
+    overload = (
+        "option.max_rolling_batch_size=32",
+        "option.model_name=demo",
+        "trust_fairness_id=true",
+        "job_queue_size=5000",
+    )
+    with serve(tiny_model("llama_long"), *SETTINGS, *overload) as server:
         yield server
 
 

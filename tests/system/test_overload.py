@@ -4,24 +4,19 @@ machine.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lmi.client.bench.figures import quantile
 from lmi.settings.served_folder import demo_folder
-from scripts.benchmarks.overload import client, records
-from scripts.benchmarks.overload.client import Phase, User
-from scripts.benchmarks.overload.door import Ask, Door, Target, model_35m
+from scripts.benchmarks.overload import records
+from scripts.benchmarks.overload.client import User
+from scripts.benchmarks.overload.door import Door, model_35m
 from scripts.benchmarks.overload.parts import Plan, Run
-from scripts.benchmarks.overload.records import Outcome, Record, of
 from tests.served import Server, serve
-from tests.system.vllm_server import SETTINGS
-from tests.tiny_models import tiny_model
+from tests.system.offered_load import alone_and_beside, asks, keep, step_s, target, wait_s
 
-BESIDE_S = 10.0
 KEYS = tuple(f"key-number-{number}" for number in range(10))
 BEARER = {"Authorization": "Bearer {tenant}"}
 PACE = (
@@ -30,7 +25,6 @@ PACE = (
     "option.echo_max_num_sequences=16",
     "frontend_workers=1",
 )
-DRAW = random.Random(0)
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +34,6 @@ def paced() -> Iterator[Server]:
         demo_folder(), *PACE, f"option.api_key={','.join(KEYS)}", "option.model_name=demo"
     ) as server:
         yield server
-
-
-def target(server: Server) -> Target:
-    return Target("127.0.0.1", server.port, "/ping", "demo")
-
-
-def asks(
-    door: Door, tenant: str, num_tokens: int, num_prompts: int = 1, num_choices: int = 1
-) -> Iterator[Ask]:
-    while True:
-        yield door.ask(tenant, num_tokens, DRAW, num_prompts, num_choices)
-
-
-def keep(server: Server, door: Door, users: list[User], seconds: float) -> Phase:
-    return client.run(target(server), door, lambda clients: clients.keep(users, seconds))
 
 
 def test_at_twice_the_capacity_most_of_it_is_whole_answers_and_the_rest_is_refused_in_time(
@@ -94,51 +73,9 @@ def embedded() -> Iterator[Server]:
         yield server
 
 
-def alone_and_beside(server: Server) -> tuple[list[Record], list[Record]]:
-    """A light client's requests alone, and all beside two hogs, each of which has four requests of
-    512 sequences.
-    """
-    door = Door("openai", "demo", {"x-llm-d-inference-fairness-id": "{tenant}"})
-    light = asks(door, "light", 8)
-    alone = keep(server, door, [User(light, pause_s=0.1)], 3.0).records
-    hogs = [User(asks(door, hog, 200, 128, 4)) for hog in ("hog 1", "hog 2") for _ in range(4)]
-    beside = keep(server, door, [*hogs, User(light, 1.0, 0.1)], BESIDE_S).records
-
-    assert len(of(alone, Outcome.WHOLE)) >= 3 and len(of(beside, Outcome.WHOLE)) >= 3
-    assert sum(record.num_tokens for record in beside if record.tenant != "light") > 64 * 8, (
-        "the hogs are served too"
-    )
-
-    return alone, beside
-
-
-def wait_s(found: list[Record]) -> float:
-    return quantile(records.waits_s(found, "light")[0], 0.5)
-
-
-def step_s(beside: list[Record], num_places: int) -> float:
-    """Of a full batch, each of whose sequences got a token."""
-    num_hog_tokens = sum(record.num_tokens for record in beside if record.tenant != "light")
-    return BESIDE_S * num_places / num_hog_tokens
-
-
 def test_a_light_client_beside_two_hogs_waits_three_times_what_it_waits_alone_and_a_step(
     embedded: Server,
 ) -> None:
     """A step of the full batch takes ten times as long as one of the light client alone."""
     alone, beside = alone_and_beside(embedded)
     assert wait_s(beside) <= 3 * wait_s(alone) + step_s(beside, 64)
-
-
-@pytest.mark.vllm
-@pytest.mark.timeout(300)
-def test_a_light_client_beside_two_hogs_waits_for_no_answer_of_theirs_in_vllm() -> None:
-    """Beside 32 places one is express. An answer of a hog takes 200 steps, and one of the light
-    client eight.
-    """
-    more = "option.max_rolling_batch_size=32", "option.model_name=demo", "trust_fairness_id=true"
-    with serve(tiny_model("llama_long"), *SETTINGS, *more, "job_queue_size=5000") as server:
-        assert server.engines()[0].max_num_sequences == 32
-        _, beside = alone_and_beside(server)
-
-    assert wait_s(beside) <= 4 * 8 * step_s(beside, 32)
