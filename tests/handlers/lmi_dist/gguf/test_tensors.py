@@ -20,6 +20,8 @@ from tests.tiny_models import tiny_model
 
 # Of what a file in float32 says of Llama 3's frequencies
 ROTATION_ERROR = 1e-6
+# Of the tensor of a real file
+MAX_ROWS = 50_000
 
 
 @pytest.fixture
@@ -75,6 +77,15 @@ def test_the_numbers_of_a_real_file_are_those_that_ggml_reads(real_file) -> None
     for name, tensor in stored.items():
         kind = gguf.GGMLQuantizationType[tensor.type.name]
         part = data[tensor.start : tensor.end]
+        # Theirs takes ten seconds for the vocabulary of Gemma
+        if tensor.shape[0] > MAX_ROWS:
+            part = part.reshape(tensor.shape[0], -1)[:MAX_ROWS]
+            rows = our_tensors.blocks_of(names[name])
+            assert rows is not None and np.array_equal(
+                rows[:MAX_ROWS].floats(), gguf.dequantize(part, kind)
+            )
+            continue
+
         expected = gguf.dequantize(part, kind).reshape(tensor.shape)
         array = our_tensors[names[name]]
         if "norm" in name and "gemma" in str(file):
