@@ -3,6 +3,7 @@ never use.
 """
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -95,19 +96,23 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_modules(path: Path) -> Iterator[str]:
+@functools.cache
+def imported_modules(path: Path) -> tuple[str, ...]:
     """Every module that the file imports, at any place; `from a import b` gives a.b if that is a
     module.
     """
+    modules: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             base = ROOT / Path(*str(node.module).split("."))
             for alias in node.names:
                 is_module = (base / alias.name).is_dir() or (base / f"{alias.name}.py").is_file()
-                yield f"{node.module}.{alias.name}" if is_module else str(node.module)
+                modules.append(f"{node.module}.{alias.name}" if is_module else str(node.module))
+
+    return tuple(modules)
 
 
 def part_of(module: str) -> str:
