@@ -58,6 +58,8 @@ def url(clone: Path) -> Iterator[str]:
     environ["PATH"] = os.pathsep.join(
         place for place in places if not (Path(place) / "uv").exists()
     )
+    # Most of what it installs is never imported, and pip would compile all of it
+    environ["PIP_NO_COMPILE"] = "1"
     command = ["bash", "scripts/serve", "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(command, cwd=clone, env=environ, process_group=0)
     try:
