@@ -69,6 +69,8 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         # The sequences that the engine has, by their ids there.
         self._known: dict[str, Sequence] = {}
         self._load = EngineLoad()
+        # Whether sequences were aborted since it told its load.
+        self._has_aborted = False
         self._num_preemptions = 0
 
     # An engine's package decides these.
@@ -224,6 +226,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         names = [name for name in _names_of(sequence) if self._known.pop(name, None) is not None]
         if names:
             self._engine.abort(names)
+            self._has_aborted = True
         elif sequence in self._turns.waiting:
             self._turns.waiting.remove(sequence)
 
@@ -262,6 +265,11 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         self._engine.wake()
 
     def _kv_cache_stats(self) -> KvCacheStats:
+        """Return what the sequences that are left hold. After the last one no step would tell."""
+        if self._has_aborted:
+            self._load.kv_cache = self._engine.load().kv_cache
+            self._has_aborted = False
+
         return self._load.kv_cache
 
     def _close(self) -> None:
@@ -299,6 +307,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
             return None
 
         self._load = self._engine.load()
+        self._has_aborted = False
 
         step = Step(refused)
         step.stats.num_preemptions = self._load.num_preemptions - self._num_preemptions
@@ -425,6 +434,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                 waiting.append(sequence)
 
         self._engine.abort(self._known)
+        self._has_aborted = True
         for sequence in waiting:
             for name in _names_of(sequence):
                 self._known.pop(name, None)

@@ -126,6 +126,16 @@ def test_a_step_that_raises_ends_what_ran_and_what_waited_starts_again(executor:
     assert executor.get_latest_iteration_stats()[-1].num_active_requests == 0
 
 
+def test_the_cache_of_the_last_request_is_free_once_its_client_has_left(executor: Executor) -> None:
+    left = executor.enqueue_request(Request(input_token_ids=(1, 2), max_tokens=400, streaming=True))
+    assert executor.await_responses(timeout_s=TIMEOUT_S), "it runs"
+
+    executor.cancel_request(left)
+    finals(executor, [left])
+    cache = executor.get_latest_iteration_stats()[-1].kv_cache_stats
+    assert cache.max_num_blocks and cache.used_num_blocks == 0
+
+
 def test_what_ends_in_a_step_before_it_raises_is_answered(executor: Executor) -> None:
     refused, broken = executor.enqueue_requests([ask(FAULT), ask(1, BREAK)])
     ended = finals(executor, [refused, broken])
