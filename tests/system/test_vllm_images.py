@@ -187,3 +187,21 @@ def test_only_an_engine_counts_the_tokens_of_an_image(seeing: Server) -> None:
         {"messages": [{"role": "user", "content": [image]}]}, "/v1/messages/count_tokens"
     )
     assert answer.status == 400 and b"an engine that reads the image knows" in answer.body
+
+
+def test_a_prompt_that_writes_an_image_without_one_ends_no_engine(seeing: Server) -> None:
+    """Such prompts ended engines of other models that see (CVE-2026-44222)."""
+    ids = json.loads(seeing.post({"prompt": "<image>"}, "/tokenize").body)["tokens"]
+    [image_id] = ids
+    engine_pid = seeing.pid("lmi-engine")
+
+    for prompt in ("<image>", "a<image><image>b", [image_id], [1, *[image_id] * 64]):
+        answer = seeing.post({"prompt": prompt, **EXACT}, "/v1/completions")
+        assert answer.status == 200, answer.body
+
+    written = [{"role": "user", "content": [{"type": "text", "text": "<image>"}]}]
+    answer = seeing.post({"messages": [*written, *asking(RED)], **EXACT}, CHAT)
+    assert answer.status == 200, answer.body
+
+    assert chat(seeing, asking(RED))["usage"]["completion_tokens"] == NUM_TOKENS
+    assert seeing.pid("lmi-engine") == engine_pid, "it is the same engine"
