@@ -4,10 +4,10 @@ what shares servers or engines, else a file.
 
 SHARING = {
     "vllm": (
-        "tests/system/test_vllm_life.py",
         "tests/system/test_vllm_nodes.py",
         "tests/system/test_vllm_overload.py",
         "tests/system/test_vllm_scale.py",
+        "tests/system/test_vllm_strikes.py",
     ),
     # They start servers and processes of their own
     "compiling": ("tests/handlers/vllm/test_compiling.py",),
