@@ -18,6 +18,7 @@ WIDTHS = (390, 1200)
 REBOUND = "rebound.example"
 ARGUMENTS = [
     "--no-sandbox",
+    "--disable-gpu",
     f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1",
     # Newer browsers ask their user first
     "--disable-features=LocalNetworkAccessChecks",

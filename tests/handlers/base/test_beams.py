@@ -26,7 +26,7 @@ from tests.beam_reference import Comparison, Found, transformers_beams
 
 # So small that end ids come often
 VOCAB_SIZE = 24
-NUM_CASES = 200
+NUM_CASES = 100
 
 
 @cache

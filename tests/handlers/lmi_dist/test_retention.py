@@ -264,7 +264,7 @@ RETENTIONS = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32), st.integers(9, 30), st.integers(1, 6), st.integers(1, 120))
 def test_each_eviction_takes_the_lowest_priority_of_what_nobody_uses(
     seed: int, num_blocks: int, num_slots: int, max_prefill_tokens: int
