@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from handlers.base.token_sequence import AnySequence, TokenSequence
@@ -58,8 +59,9 @@ class StepStatistics(Generic[AnySequence]):
     ) -> None:
         """Keep the statistics of a step, and those of the requests if they are wanted.
 
-        After the step sequences are active, queued, or `ended` in it. `live_ids` are the requests
-        of which a sequence goes on.
+        Sets the number and the time of the step in `stats`, and how many requests are active,
+        queued and completed. After the step sequences are active, queued, or `ended` in it.
+        `live_ids` are the requests of which a sequence goes on.
         """
         self._num_steps += 1
         ended_ids = {sequence.id for sequence in ended}
@@ -84,7 +86,7 @@ class StepStatistics(Generic[AnySequence]):
         return _drain(self._steps)
 
     def take_requests(self) -> list[RequestStatsPerIteration]:
-        """Return those of the requests in the steps since the last call."""
+        """Return the statistics of the requests in each step since the last call."""
         return _drain(self._requests)
 
 
@@ -114,5 +116,10 @@ def _request_stats(sequence: TokenSequence, *, is_active: bool) -> RequestStats:
 
 
 def _drain(entries: deque[T]) -> list[T]:
-    """Take the entries that are there now; the loop may append meanwhile."""
-    return [entries.popleft() for _ in range(len(entries))]
+    """Take the entries that are there now; meanwhile the loop appends, and others may take."""
+    taken: list[T] = []
+    with suppress(IndexError):
+        for _ in range(len(entries)):
+            taken.append(entries.popleft())
+
+    return taken

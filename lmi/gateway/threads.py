@@ -22,7 +22,8 @@ async def run_in_thread(call: Callable[..., T], *arguments: object) -> T:
     def run() -> None:
         try:
             outcome.set_result(call(*arguments))
-        except Exception as error:
+        except BaseException as error:
+            # Also SystemExit: nobody else would tell the caller
             outcome.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

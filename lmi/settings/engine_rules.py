@@ -17,6 +17,7 @@ def bound_beams(resolution: Resolution) -> None:
 
     if BEAMS in values:
         values.refuse(BEAMS, f"at most {BATCH}, {max_sequences}")
+        return
 
     values.choose(BEAMS, max_sequences, BATCH)
 
