@@ -65,8 +65,9 @@ class Place(Struct, frozen=True):
 
             if error.errno in REFUSED:
                 path = error.filename or self.folder
-                moved = f"{self.variable} names another folder"
-                raise ModelUnusable(f"{self.source}: {path}: {error.strerror} ({moved})") from error
+                raise ModelUnusable(
+                    f"{self.source}: {path}: {error.strerror} ({self._way_out()})"
+                ) from error
 
             raise
 
@@ -93,7 +94,11 @@ class Place(Struct, frozen=True):
         return shutil.disk_usage(existing).free
 
     def _full(self, needed_bytes: int) -> ModelUnusable:
-        room = f"{readable(needed_bytes)} are needed, {readable(self._free_bytes())} are free"
-        return ModelUnusable(
-            f"{self.source}: {self.folder} is full: {room} ({self.variable} names another folder)"
-        )
+        room = f"{readable(self._free_bytes())} are free"
+        if needed_bytes:
+            room = f"{readable(needed_bytes)} are needed, {room}"
+
+        return ModelUnusable(f"{self.source}: {self.folder} is full: {room} ({self._way_out()})")
+
+    def _way_out(self) -> str:
+        return f"set {self.variable} to a folder on another disk"

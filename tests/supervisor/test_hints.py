@@ -149,7 +149,8 @@ def test_a_hint_fits_its_fault(label: str, message: str, said: str) -> None:
     [
         (
             "model_unusable",
-            "a/b: /disk is full: 2 GB are needed, 1 GB are free (HF_HOME names another folder)",
+            "a/b: /disk is full: 2 GB are needed, 1 GB are free "
+            "(set HF_HOME to a folder on another disk)",
         ),
         ("model_unusable", "a/b: has no revision v2 at https://hub"),
         (

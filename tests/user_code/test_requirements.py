@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_written_names_the_variable_that_moves_it(
 ) -> None:
     (tmp_path / "cache").write_text("a file")
     code, _ = place.run()
-    assert code == 4 and "SERVING_DOWNLOAD_DIR names another folder" in place.failure().message
+    assert code == 4 and "set SERVING_DOWNLOAD_DIR to a folder" in place.failure().message
 
 
 def test_two_processes_with_one_folder_install_once(place: Place) -> None:
