@@ -16,7 +16,8 @@ TOKEN_FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 
 
 def read_vocabulary(folder: str | Path) -> GuidedDecodingConfig:
-    """Return the texts of all tokens by their ids, with the end token of the model.
+    """Return what guided decoding needs of a model: the texts of all tokens by their ids, the
+    tokenizer and the end token.
 
     An id that no token has, between others, gets an empty text.
     """

@@ -102,7 +102,7 @@ class IdleBlocks:
             self.add(block, is_evictable=idle.is_evictable)
 
     def release(self, block: int) -> None:
-        """Forget the retention of a used block: what it held is gone."""
+        """Let a block have the default retention again: its own has ended, or its data is gone."""
         self._retentions.pop(block, None)
 
     def add(self, block: int, *, is_evictable: bool) -> None:
@@ -114,6 +114,7 @@ class IdleBlocks:
         if retention.duration_s is not None:
             idle.end_s = now_s + retention.duration_s
             heapq.heappush(self._ends, (idle.end_s, idle.order, block))
+            self._drop_stale()
 
         if is_evictable:
             self._push(block, idle)
@@ -172,6 +173,12 @@ class IdleBlocks:
 
     def _push(self, block: int, idle: _Idle) -> None:
         heapq.heappush(self._heap, (idle.priority, idle.order, block))
+        self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        """Make a heap anew that has grown much larger than what is idle: its other entries are of
+        blocks that were used since.
+        """
         max_entries = 2 * len(self._idle) + MAX_STALE
         if len(self._heap) > max_entries:
             self._heap = []

@@ -1,8 +1,8 @@
 """How long steps take, and so how many prompt tokens may join a step that decodes.
 
 While sequences decode, a long step is a gap in every stream. So prompt tokens join it only as far
-as it stays short, unless more prompts wait than sequences decode. The time of a step depends on its
-number of rows, which are tokens of decodes and of prompts.
+as it stays short, unless a crowd of prompts waits. The time of a step depends on its number of
+rows, which are tokens of decodes and of prompts.
 """
 
 from bisect import bisect_left, bisect_right
@@ -68,17 +68,21 @@ class Pace:
         return self._seconds[place] + num_more * self._seconds_per_row(num_rows)
 
     def num_prompt_tokens(self, num_decodes: int, num_prompts: int = 1) -> int:
-        """Return how many prompt tokens may join so many decodes, while so many prompts wait."""
+        """Return how many prompt tokens may join so many decodes, while so many prompts wait.
+
+        A crowd of prompts, as many as decodes or more, fills the step, unless the operator has set
+        how long one may take.
+        """
         is_crowd = self._max_step_s is None and num_prompts >= max(num_decodes, MIN_CROWD)
         if num_decodes == 0 or is_crowd:
             return self._max_tokens
 
         decode_s = self.seconds(num_decodes)
         row_s = self._seconds_per_row(num_decodes + MIN_PIECE)
-        limit_s = self._max_step_s or LIMIT_IN_DECODE_STEPS * decode_s
         if not row_s:
             return min(MIN_PIECE, self._max_tokens)
 
+        limit_s = self._max_step_s or LIMIT_IN_DECODE_STEPS * decode_s
         num_tokens = int((limit_s - decode_s) / row_s)
         return min(max(MIN_PIECE, num_tokens), self._max_tokens)
 

@@ -1,7 +1,7 @@
 """How settings are resolved: in steps, which write into one Resolution.
 
-`resolve.py` has the steps in their order. Each is a function in the file of its subject. It takes a
-`Resolution`, reads what earlier steps have written there, and writes what it chooses.
+`step_order.py` has the steps in their order. Each is a function in the file of its subject. It
+takes a `Resolution`, reads what earlier steps have written there, and writes what it chooses.
 
 A step declares what it reads and writes. Options that no step chooses are not among that, since
 what was given is known before all steps. A test compares the declarations with what the steps do,

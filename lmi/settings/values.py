@@ -134,7 +134,9 @@ class Values(Struct):
             self.chosen[key] = Choice(value, reason)
 
     def settle(self, key: str, value: Any, reason: str) -> None:
-        """Replace a given word, such as auto or max, by the value that it means on this machine."""
+        """Let another value count than the given one: what a word such as auto means on this
+        machine, or what is left of a number or a path.
+        """
         if self.given(key) != value:
             self.chosen[key] = Choice(value, reason)
 

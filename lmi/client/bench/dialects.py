@@ -22,8 +22,8 @@ class Dialect:
     """`body` makes a body of the model, the request and whether to stream the answer.
 
     `text_of` returns the text of an event. `num_tokens_of` returns how many tokens an answer has so
-    far, of its last event or of the whole, and None where the server does not report it. `is_end`
-    returns whether an event is the last.
+    far, of its last event or of the whole, and None where the server does not report it.
+    `ends_answer` returns whether an event ends the answer: only its usage may come after it.
     """
 
     # The path of a streamed answer, and that of a whole one.
@@ -32,20 +32,20 @@ class Dialect:
     body: Callable[[str, Ask, bool], Json]
     text_of: Callable[[Json], str]
     num_tokens_of: Callable[[Json], int | None]
-    is_end: Callable[[Json], bool]
+    ends_answer: Callable[[Json], bool]
     needs_model: bool = False
 
 
 def _chat_body(model: str, ask: Ask, is_streamed: bool) -> Json:
     messages = [{"role": "user", "content": ask.prompt}]
-    return {"messages": messages, **_openai(model, ask, is_streamed)}
+    return {"messages": messages, **_openai_body(model, ask, is_streamed)}
 
 
 def _completion_body(model: str, ask: Ask, is_streamed: bool) -> Json:
-    return {"prompt": ask.prompt, **_openai(model, ask, is_streamed)}
+    return {"prompt": ask.prompt, **_openai_body(model, ask, is_streamed)}
 
 
-def _openai(model: str, ask: Ask, is_streamed: bool) -> Json:
+def _openai_body(model: str, ask: Ask, is_streamed: bool) -> Json:
     body: Json = {"model": model, "max_tokens": ask.max_tokens}
     if is_streamed:
         body["stream"] = True
@@ -90,11 +90,11 @@ def _token_text(event: Json) -> str:
     return str((event.get("token") or {}).get("text") or "")
 
 
-def _usage(event: Json) -> int | None:
+def _tokens_in_usage(event: Json) -> int | None:
     return (event.get("usage") or {}).get("completion_tokens")
 
 
-def _details(event: Json) -> int | None:
+def _tokens_in_details(event: Json) -> int | None:
     return (event.get("details") or {}).get("generated_tokens")
 
 
@@ -110,18 +110,24 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 TRITON = "/v2/models/{model}/generate"
 DIALECTS = {
-    "chat": Dialect(CHAT, CHAT, _chat_body, _chat_text, _usage, _is_finished, needs_model=True),
+    "chat": Dialect(
+        CHAT, CHAT, _chat_body, _chat_text, _tokens_in_usage, _is_finished, needs_model=True
+    ),
     "completions": Dialect(
         COMPLETIONS,
         COMPLETIONS,
         _completion_body,
         _completion_text,
-        _usage,
+        _tokens_in_usage,
         _is_finished,
         needs_model=True,
     ),
-    "lmi": Dialect("/invocations", "/invocations", _lmi_body, _token_text, _details, _has_text),
-    "tgi": Dialect("/generate_stream", "/generate", _tgi_body, _token_text, _details, _has_text),
+    "lmi": Dialect(
+        "/invocations", "/invocations", _lmi_body, _token_text, _tokens_in_details, _has_text
+    ),
+    "tgi": Dialect(
+        "/generate_stream", "/generate", _tgi_body, _token_text, _tokens_in_details, _has_text
+    ),
     "triton": Dialect(
         f"{TRITON}_stream",
         TRITON,

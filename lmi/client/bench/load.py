@@ -184,7 +184,7 @@ class Load:
                 sample.times_s.append(time.perf_counter())
 
             sample.num_reported = _reported(self.dialect, event) or sample.num_reported
-            has_end |= self.dialect.is_end(event)
+            has_end |= self.dialect.ends_answer(event)
 
         return "200" if has_end else BROKEN
 
