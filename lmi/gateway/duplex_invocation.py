@@ -25,6 +25,7 @@ CLOSE_S = 10.0
 ENDS = (CloseCode.NORMAL_CLOSURE, CloseCode.NO_STATUS_RCVD)
 # With a text that begins so a container tells of an error.
 ERROR = b'{"ModelStreamError":'
+GATEWAY_ENDS = "The gateway ends. Open another stream."
 TOO_LONG = "The stream has lasted for the {:g} s that one may last. Open another."
 
 log = logging.getLogger(__name__)
@@ -55,12 +56,16 @@ class DuplexInvocation:
 
     async def run(self) -> None:
         """Pass on what comes until either side ends, and send the end of the answer, which tells of
-        an error. Raises ClientGone.
+        an error, also where the gateway ends first. Raises ClientGone.
         """
         try:
             async with asyncio.timeout(self._limit_s):
                 await self._converse()
         except ClientGone:
+            raise
+        except asyncio.CancelledError:
+            await self._fail(eventstream.internal_failure(GATEWAY_ENDS))
+            await self._exchange.end()
             raise
         except TimeoutError:
             text = TOO_LONG.format(self._limit_s)

@@ -9,7 +9,7 @@ Source: RFC 9113.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from socket import socket as Listener
 from ssl import SSLContext
@@ -53,6 +53,8 @@ HANDSHAKE_S = 10.0
 STALL_S = 30.0
 # The time for requests that are still open when the server ends.
 LEAVE_S = 5.0
+# The time in which requests that are open even then tell their clients of the end.
+FAREWELL_S = 1.0
 H2 = "h2"
 
 log = logging.getLogger(__name__)
@@ -80,10 +82,20 @@ async def serving(app: ASGIApp, listener: Listener, tls: SSLContext | None) -> A
             connection.leave()
 
         if tasks:
-            await asyncio.wait(tasks, timeout=LEAVE_S)
+            _, unfinished = await asyncio.wait(tasks, timeout=LEAVE_S)
+            await _cancel(unfinished)
 
         for connection in list(connections):
             connection.cut()
+
+
+async def _cancel(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel requests, and let them say so to their clients."""
+    for task in tasks:
+        task.cancel()
+
+    if tasks:
+        await asyncio.wait(tasks, timeout=FAREWELL_S)
 
 
 class Http2Connection(asyncio.Protocol):
@@ -290,11 +302,12 @@ class Http2Connection(asyncio.Protocol):
         self._close_if_done()
 
     def cut(self) -> None:
-        """End at once."""
+        """End at once, unless what is written already is the end."""
         for task in self.tasks:
             task.cancel()
 
-        self._transport.abort()
+        if not self._transport.is_closing():
+            self._transport.abort()
 
     def _close_if_done(self) -> None:
         if self._streams or self._transport.is_closing():

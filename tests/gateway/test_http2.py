@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import ssl
 import struct
 import subprocess
@@ -16,11 +17,13 @@ from zlib import crc32
 
 import pytest
 
+from lmi.gateway.duplex_invocation import GATEWAY_ENDS
 from lmi.gateway.http2 import MAX_IDLE_FRAMES
 from lmi.gateway.signatures import SIGNED_EVENTS
 from tests.gateway.event_signer import EventSigner, signed_head
 from tests.gateway.gateways import (
     CREDENTIALS,
+    TIMEOUT_S,
     Gateway,
     gateway,
     scripted,
@@ -338,6 +341,23 @@ def test_other_protocols_and_noise_are_cut_and_nobody_else_is(plain: Gateway) ->
         assert client.read_to_end(client.open("/ping", method="GET")).status == 200
 
     assert not any(line["level"] == "ERROR" for line in plain.log_lines())
+
+
+def test_a_stream_that_runs_when_the_gateway_ends_is_told_so_and_is_whole(
+    plain: Gateway, client: Http2Client
+) -> None:
+    """The last of this gateway."""
+    stream = client.open()
+    client.send_part(stream, b"a")
+    client.read_parts(stream, 1)
+
+    plain.process.send_signal(signal.SIGTERM)
+    answer = client.read_to_end(stream)
+    assert answer.is_complete
+    last = answer.events[-1]
+    assert last["headers"][":exception-type"] == "InternalStreamFailure"
+    assert json.loads(last["body"]) == {"Message": GATEWAY_ENDS}
+    assert plain.process.wait(TIMEOUT_S) == 0
 
 
 # Signatures and TLS.
