@@ -10,7 +10,9 @@ from tests.system.offered_load import alone_and_beside, step_s, wait_s
 
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
-def test_a_light_client_beside_two_hogs_waits_for_no_answer_of_theirs(inside: Server) -> None:
+def test_a_light_client_beside_two_hogs_waits_for_no_answer_of_theirs_in_vllm(
+    inside: Server,
+) -> None:
     """Beside 32 places one is express. An answer of a hog takes 200 steps, and one of the light
     client eight.
     """
