@@ -28,6 +28,8 @@ from lmi.gateway.stores import Answers, Inputs, StoreError
 from lmi.gateway.threads import run_in_thread
 
 MAX_WAITING = 1000
+# Answers in memory that wait for a disk or a bucket. With more of them invocations wait too.
+MAX_UNWRITTEN = 32
 # Between two tries to write an answer.
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
@@ -38,7 +40,10 @@ log = logging.getLogger(__name__)
 
 
 class AsyncInvocations:
-    """A task for each invocation. `max_running` of them run at a time."""
+    """A task for each invocation. `max_running` of them run at a time.
+
+    One that has its answer runs no more: a bucket that is down keeps nobody from the containers.
+    """
 
     def __init__(
         self,
@@ -53,6 +58,7 @@ class AsyncInvocations:
         self._answers = answers
         self._queue = queue
         self._places = asyncio.Semaphore(max_running)
+        self._unwritten = asyncio.Semaphore(MAX_UNWRITTEN)
         self._num_waiting = 0
         self._tasks: set[asyncio.Task[None]] = set()
         # Of what ends when the gateway stops.
@@ -147,19 +153,32 @@ class AsyncInvocations:
     async def _run(self, job: AsyncJob) -> None:
         async with self._places:
             self._num_waiting -= 1
-            try:
-                if job.answer is None:
-                    job = await self._answered(job)
-            except AwsError as error:
-                if self._stopping.is_set() and self._queue.outlives_gateway:
-                    return
+            ended = await self._ended(job)
+            if ended is None:
+                return
 
-                job = _failed(job, error)
-            except Exception as error:
-                log.exception("async invocation %s", job.inference_id)
-                job = _failed(job, job.error(f"The gateway failed: {error}"))
+            await self._unwritten.acquire()
 
-            await self._leave(job)
+        try:
+            await self._leave(ended)
+        finally:
+            self._unwritten.release()
+
+    async def _ended(self, job: AsyncJob) -> AsyncJob | None:
+        """Return the job with its answer, or None if it stays for the next gateway."""
+        if job.answer is not None:
+            return job
+
+        try:
+            return await self._answered(job)
+        except AwsError as error:
+            if self._stopping.is_set() and self._queue.outlives_gateway:
+                return None
+
+            return _failed(job, error)
+        except Exception as error:
+            log.exception("async invocation %s", job.inference_id)
+            return _failed(job, job.error(f"The gateway failed: {error}"))
 
     async def _answered(self, job: AsyncJob) -> AsyncJob:
         """Return the job with the answer of a container. Raises AwsError."""

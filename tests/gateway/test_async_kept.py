@@ -25,9 +25,11 @@ SMALL_DISK_BYTES = 64 << 10
 LONG_BYTES = 100_000
 
 
-def accept(aws: Gateway, body: bytes = b"{}", **parameters: Any) -> dict[str, Any]:
+def accept(
+    aws: Gateway, body: bytes = b"{}", endpoint: str = "any", **parameters: Any
+) -> dict[str, Any]:
     accepted: dict[str, Any] = aws.runtime.invoke_endpoint_async(
-        EndpointName="any", Body=body, **parameters
+        EndpointName=endpoint, Body=body, **parameters
     )
     return accepted
 
@@ -52,9 +54,12 @@ def names_kept(folder: Path) -> list[str]:
     return [file.name for file in (folder / "queue").iterdir() if file.name != "lock"]
 
 
+def folders(folder: Path) -> list[str]:
+    return ["--async-queue", str(folder / "queue"), "--async-output", str(folder / "out")]
+
+
 def flags(folder: Path, url: str) -> list[str]:
-    queue = ["--async-queue", str(folder / "queue")]
-    return ["--endpoint", url, "--async-output", str(folder / "out"), *queue]
+    return ["--endpoint", url, *folders(folder)]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
@@ -147,19 +152,27 @@ def test_what_a_full_disk_cannot_keep_is_refused_and_nothing_else(tmp_path: Path
 
 @needs_mount
 def test_an_answer_waits_until_a_full_disk_has_room(tmp_path: Path) -> None:
+    """It keeps nobody from the container, though one invocation runs at a time."""
     out = tmp_path / "out"
-    long_answer = b"x" * LONG_BYTES
     prefix = on_small_disk(out, SMALL_DISK_BYTES)
-    with scripted(whole(long_answer)) as container:
-        with gateway(*flags(tmp_path, container.url), prefix=prefix) as aws:
-            accepted = accept(aws, InferenceId="patient")
+    one_at_a_time = ["--async-concurrency", "1"]
+    with scripted(whole(b"x" * LONG_BYTES)) as wordy, scripted(ANSWER) as container:
+        endpoints = ["--endpoint", f"wordy={wordy.url}", "--endpoint", f"any={container.url}"]
+        with gateway(*endpoints, *folders(tmp_path), *one_at_a_time, prefix=prefix) as aws:
+            patient = accept(aws, endpoint="wordy", InferenceId="patient")
             wait_until(lambda: aws.says("async invocation patient waits"), "it waits for room")
+
+            quick = Path(accept(aws)["OutputLocation"]).name
+            wait_until(lambda: names(aws, out) == [quick], "the next one is answered meanwhile")
 
             enlarge(aws, out, 8 * SMALL_DISK_BYTES)
             wait_until(lambda: not names_kept(tmp_path), "it is written")
-            names = [path.name for path in seen_by(aws, out).iterdir()]
+            assert sorted(names(aws, out)) == sorted([quick, Path(patient["OutputLocation"]).name])
 
-    assert names == [Path(accepted["OutputLocation"]).name]
+
+def names(aws: Gateway, folder: Path) -> list[str]:
+    """The files in a folder, as the gateway sees it."""
+    return [path.name for path in seen_by(aws, folder).iterdir()]
 
 
 def test_what_has_no_place_for_its_answer_stays_for_the_next_gateway(tmp_path: Path) -> None:
