@@ -22,9 +22,11 @@ async def run_in_thread(call: Callable[..., T], *arguments: object) -> T:
     def run() -> None:
         try:
             outcome.set_result(call(*arguments))
-        except BaseException as error:
-            # Also SystemExit: nobody else would tell the caller
+        except Exception as error:
             outcome.set_exception(error)
+        except BaseException as error:
+            # As itself a SystemExit would end the event loop of the caller.
+            outcome.set_exception(RuntimeError(f"a thread ended with {error!r}"))
 
     threading.Thread(target=run, daemon=True).start()
     return await asyncio.wrap_future(outcome)
