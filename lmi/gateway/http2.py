@@ -192,10 +192,12 @@ class Http2Connection(asyncio.Protocol):
             case StreamEnded(stream_id=stream_id):
                 if stream_id in self._streams:
                     self._streams[stream_id].end_request()
+
             case StreamReset(stream_id=stream_id):
                 self._count_idle_frame()
                 if stream_id in self._streams:
                     self._streams[stream_id].note_departure()
+
             case WindowUpdated(stream_id=stream_id):
                 self._wake(stream_id or 0)
             case RemoteSettingsChanged():
@@ -203,6 +205,7 @@ class Http2Connection(asyncio.Protocol):
                 self._wake(0)
             case PingReceived() | PriorityUpdated():
                 self._count_idle_frame()
+
             case ConnectionTerminated():
                 # h2 sends nothing more.
                 self._close()
