@@ -203,7 +203,7 @@ JOINTS_WITH_USER_CODE = {
 # Tokens of Python without comments and docstrings, so that nobody saves lines by packing them. A
 # change that needs more raises a number and says why.
 MAX_TOKENS_OF_THE_HOUSE = 100_950
-MAX_TOKENS = 487_100
+MAX_TOKENS = 487_150
 MAX_TOKENS_A_LINE = 8.5
 OURS = {
     module_name(path): path

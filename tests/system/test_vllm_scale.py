@@ -60,10 +60,10 @@ def test_two_ranks_are_processes_whose_sockets_lie_where_they_go_when_the_server
 @pytest.mark.parametrize("asked", ASKED)
 def test_two_ranks_answer_as_one_does(apart: Server, inside: Server, asked: str) -> None:
     body = {"inputs": "abc", "parameters": ASKED[asked]}
-    two = apart.post(body)
-    one = inside.post(body)
-    assert one.status == two.status == 200, two.body
-    assert two.lines == one.lines and two.lines[0]["generated_text"]
+    answer = apart.post(body)
+    of_one_rank = inside.post(body)
+    assert answer.status == of_one_rank.status == 200, answer.body
+    assert answer.lines == of_one_rank.lines and answer.lines[0]["generated_text"]
 
 
 def test_two_ranks_answer_three_sequences_and_each_is_another(apart: Server) -> None:
